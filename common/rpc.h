@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rpc.h - gRPC behind three nouns: server, call, channel.
+ *
+ * Messages are opaque bytes here. One thread of its own per process drains gRPC's
+ * completion queue into a bounded ring and rings the loop; sends start straight
+ * from the loop thread. All callbacks run on the loop thread.
+ *
+ * A call, on either side, is a state machine with these promises:
+ *   - on_message is called once per message, only after bt_rpc_call_recv() asked for
+ *     one (one ask, one message: that is the flow control);
+ *   - one send is in flight at a time; on_sent says that the next may start;
+ *   - on_done is called exactly once, last, also after cancel; then the call is
+ *     gone, unless bt_rpc_call_finish() is still owed on a server call (see there).
+ *
+ * Threading: loop thread only.
+ * Memory:    calls are heap objects owned by this module.
+ */
+#ifndef BT_COMMON_RPC_H
+#define BT_COMMON_RPC_H
+
+#include "common/loop.h"
+
+/* gRPC's status codes, as on the wire. */
+typedef enum bt_rpc_code {
+    BT_RPC_OK = 0,
+    BT_RPC_CANCELLED = 1,
+    BT_RPC_UNKNOWN = 2,
+    BT_RPC_INVALID_ARGUMENT = 3,
+    BT_RPC_DEADLINE_EXCEEDED = 4,
+    BT_RPC_NOT_FOUND = 5,
+    BT_RPC_ALREADY_EXISTS = 6,
+    BT_RPC_PERMISSION_DENIED = 7,
+    BT_RPC_RESOURCE_EXHAUSTED = 8,
+    BT_RPC_FAILED_PRECONDITION = 9,
+    BT_RPC_ABORTED = 10,
+    BT_RPC_OUT_OF_RANGE = 11,
+    BT_RPC_UNIMPLEMENTED = 12,
+    BT_RPC_INTERNAL = 13,
+    BT_RPC_UNAVAILABLE = 14,
+    BT_RPC_DATA_LOSS = 15,
+    BT_RPC_UNAUTHENTICATED = 16,
+} bt_rpc_code;
+
+/* The gRPC code that a status shows as. */
+bt_rpc_code bt_rpc_code_of(bt_status status);
+
+typedef struct bt_rpc bt_rpc;           /* completion queue and its thread */
+typedef struct bt_rpc_server bt_rpc_server;
+typedef struct bt_rpc_channel bt_rpc_channel;
+typedef struct bt_rpc_call bt_rpc_call; /* one RPC, on the server's or the client's side */
+
+typedef struct bt_rpc_meta {
+    const char *key;   /* lower case */
+    const char *value; /* NUL-terminated; "-bin" keys are not supported */
+} bt_rpc_meta;
+
+typedef struct bt_rpc_callbacks {
+    /* `data` is valid during the callback. NULL, 0: the peer half-closed (no more come). */
+    void (*on_message)(bt_rpc_call *call, const uint8_t *data, size_t len, bool end, void *ctx);
+    /* The message handed to send() has left; the next may be sent. May be NULL. */
+    void (*on_sent)(bt_rpc_call *call, void *ctx);
+    /* The RPC is over: client side with the server's status, server side with
+     * BT_RPC_OK (status delivered) or BT_RPC_CANCELLED (client gone, deadline). */
+    void (*on_done)(bt_rpc_call *call, bt_rpc_code code, const char *message, void *ctx);
+} bt_rpc_callbacks;
+
+/* ---- process-wide ---- */
+BT_MUST_CHECK bt_status bt_rpc_create(bt_loop *loop, bt_rpc **out);
+
+/* Servers and channels must have been destroyed. */
+void bt_rpc_destroy(bt_rpc *rpc);
+
+/* ---- server ---- */
+typedef struct bt_rpc_server_options {
+    const char *address;              /* "host:port" or "unix:path"; port 0 takes a free one */
+    size_t message_bytes_max;         /* received messages; 0: 4 MiB */
+    size_t metadata_bytes_max;        /* 0: 16 KiB */
+    unsigned concurrent_streams_max;  /* for each connection; 0: 1024 */
+} bt_rpc_server_options;
+
+/* A new call: set callbacks with bt_rpc_call_accept() or refuse with finish(). */
+typedef void (*bt_rpc_handler)(bt_rpc_call *call, void *ctx);
+
+BT_MUST_CHECK bt_status bt_rpc_server_create(bt_rpc *rpc, const bt_rpc_server_options *options,
+                                             bt_rpc_server **out, bt_error *err);
+
+/* Before start. `path`: "/package.Service/Method", a string that outlives the server. */
+BT_MUST_CHECK bt_status bt_rpc_server_handle(bt_rpc_server *server, const char *path,
+                                             bt_rpc_handler handler, void *ctx);
+
+/* Serves from now on; unknown paths get UNIMPLEMENTED. BT_EEXISTS: the port is in use. */
+BT_MUST_CHECK bt_status bt_rpc_server_start(bt_rpc_server *server, bt_error *err);
+
+/* The port taken (after start). */
+int bt_rpc_server_port(const bt_rpc_server *server);
+
+/* Refuses new calls; done(ctx) when the last call is over, or after grace_ms, when the
+ * rest are cancelled. */
+void bt_rpc_server_shutdown(bt_rpc_server *server, uint64_t grace_ms, bt_loop_fn done, void *ctx);
+
+/* After shutdown's done. */
+void bt_rpc_server_destroy(bt_rpc_server *server);
+
+/* ---- a call, both sides ---- */
+
+/* Server side, inside the handler: takes the call. `callbacks` must outlive it. */
+void bt_rpc_call_accept(bt_rpc_call *call, const bt_rpc_callbacks *callbacks, void *ctx);
+
+/* Changes the context that callbacks get. */
+void bt_rpc_call_set_ctx(bt_rpc_call *call, void *ctx);
+
+/* Asks for one message. */
+void bt_rpc_call_recv(bt_rpc_call *call);
+
+/* Sends one message; the bytes are copied. Not while an earlier send is in flight
+ * (bt_rpc_call_can_send). After the call has ended it is a no-op. */
+void bt_rpc_call_send(bt_rpc_call *call, const uint8_t *data, size_t len);
+bool bt_rpc_call_can_send(const bt_rpc_call *call);
+
+/* Server side: initial metadata of the reply, before the first send. */
+void bt_rpc_call_set_reply_meta(bt_rpc_call *call, const bt_rpc_meta *meta, size_t n);
+
+/* Server side: ends the call with a status and trailing metadata (n may be 0); waits for
+ * a send in flight. Must be called once for every accepted or refused call, also after
+ * on_done(CANCELLED) told that nobody listens: from inside on_done at the latest. */
+void bt_rpc_call_finish(bt_rpc_call *call, bt_rpc_code code, const char *message,
+                        const bt_rpc_meta *trailing, size_t n);
+
+/* Client side: no more messages will be sent. */
+void bt_rpc_call_close_send(bt_rpc_call *call);
+
+/* Either side: ends it now; on_done follows. */
+void bt_rpc_call_cancel(bt_rpc_call *call);
+
+/* Server side: value of a request's metadata key, or NULL. Valid until on_done. */
+const char *bt_rpc_call_meta(const bt_rpc_call *call, const char *key);
+
+/* Server side: what is left of the deadline in ns; INT64_MAX without one. */
+int64_t bt_rpc_call_deadline_left_ns(const bt_rpc_call *call);
+
+/* "ipv4:127.0.0.1:1234"; valid until on_done. */
+const char *bt_rpc_call_peer(const bt_rpc_call *call);
+
+/* ---- channel ---- */
+typedef struct bt_rpc_channel_options {
+    const char *address;           /* "host:port" or "unix:path" */
+    size_t message_bytes_max;      /* received; 0: 4 MiB */
+    uint64_t keepalive_ms;         /* 0: 10,000 */
+    uint64_t reconnect_max_ms;     /* longest back-off between tries; 0: 1,000 */
+} bt_rpc_channel_options;
+
+BT_MUST_CHECK bt_status bt_rpc_channel_create(bt_rpc *rpc, const bt_rpc_channel_options *options,
+                                              bt_rpc_channel **out);
+
+/* Calls still running are cancelled; their on_done still comes. */
+void bt_rpc_channel_destroy(bt_rpc_channel *channel);
+
+typedef struct bt_rpc_start {
+    const char *path;
+    int64_t deadline_ns;      /* from now; 0: none */
+    const bt_rpc_meta *meta;  /* copied */
+    size_t n_meta;
+    bool wait_for_ready;
+} bt_rpc_start;
+
+/* Starts a call. On BT_OK callbacks follow, on_done last. */
+BT_MUST_CHECK bt_status bt_rpc_channel_start(bt_rpc_channel *channel, const bt_rpc_start *start,
+                                             const bt_rpc_callbacks *callbacks, void *ctx,
+                                             bt_rpc_call **out);
+
+#endif /* BT_COMMON_RPC_H */
