@@ -19,7 +19,8 @@ typedef void (*bt_loop_fn)(void *ctx);
 
 BT_MUST_CHECK bt_status bt_loop_create(bt_loop **out);
 
-/* Every handle must have been destroyed. NULL is allowed. */
+/* Every handle must have been destroyed. Waits for work in flight and calls its done;
+ * posts that no run() has reached are dropped. NULL is allowed. */
 void bt_loop_destroy(bt_loop *loop);
 
 /* Runs in the calling thread until bt_loop_stop(). */
@@ -67,9 +68,11 @@ enum {
     BT_WATCH_WRITE = 2,
 };
 
-/* `events` of BT_WATCH_*; an error or hang-up shows as readable and writable. */
+/* `events` of BT_WATCH_*; an error or hang-up shows as readable and writable. After an
+ * error the watch is paused until the next bt_watch_set. */
 typedef void (*bt_watch_fn)(int fd, int events, void *ctx);
 
+/* Paused at first. BT_EINVAL: no socket or pipe. BT_EEXISTS: `fd` has a watch already. */
 BT_MUST_CHECK bt_status bt_watch_create(bt_loop *loop, int fd, bt_watch_fn fn, void *ctx,
                                         bt_watch **out);
 void bt_watch_destroy(bt_watch *watch);
