@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transfer.h - words that both sides of a KV transfer use: its name, its peer, its terms.
+ *
+ * One transfer moves the KV blocks of one attempt of one request from a source (the
+ * worker that computed them) to a sink (the worker that goes on from them). Its name
+ * is the same in every message of the cluster. README.md draws the protocol.
+ *
+ * Threading: any thread (plain data).
+ * Memory:    none.
+ */
+#ifndef BT_KVTRANSFER_TRANSFER_H
+#define BT_KVTRANSFER_TRANSFER_H
+
+#include "common/status.h"
+#include "engine/kv_layout.h"
+#include "proto/sampling.h"
+
+enum {
+    BT_KV_BLOB_BYTES_MAX = 4096, /* what a completion carries beside the blocks */
+    BT_KV_LEASE_MS = 10000,      /* default life of a lease that nobody renews */
+    BT_KV_ADDRESS_BYTES = 108,   /* an address with its NUL, as long as a unix socket's path */
+    BT_KV_BOOT_ID_BYTES = 16,
+    BT_KV_TEXT_BYTES = 256, /* an error text on the wire, with its NUL */
+};
+
+/* Names a transfer in the whole cluster. */
+typedef struct bt_kv_transfer {
+    bt_request_id request;
+    uint32_t attempt;
+} bt_kv_transfer;
+
+static inline bool bt_kv_transfer_equal(bt_kv_transfer a, bt_kv_transfer b)
+{
+    return a.request.lo == b.request.lo && a.request.hi == b.request.hi && a.attempt == b.attempt;
+}
+
+/* Where a source can be reached. A worker fills it with bt_kv_source_peer(), sends it in
+ * its hello, and the router hands it to the sink. */
+typedef struct bt_kv_peer {
+    uint64_t incarnation;                 /* of the source's process; 0 is never valid */
+    uint8_t boot_id[BT_KV_BOOT_ID_BYTES]; /* of the source's host; zero switches shm off */
+    char tcp[BT_KV_ADDRESS_BYTES];        /* "10.0.0.7:7101", "[::1]:7101"; "" for none */
+    char shm[BT_KV_ADDRESS_BYTES];        /* a unix socket's path, "@name": abstract; "": none */
+} bt_kv_peer;
+
+/* What must be equal on both sides before a block may move. */
+typedef struct bt_kv_terms {
+    bt_kv_layout layout;
+    uint8_t numerics_id[16];             /* DESIGN.md section 1 */
+    uint8_t cluster_key_fingerprint[16]; /* zero: no key */
+    bool allow_mixed_numerics;           /* do not compare numerics_id */
+} bt_kv_terms;
+
+typedef enum bt_kv_transport {
+    BT_KV_TRANSPORT_AUTO,     /* loopback in one process, shm on one host, tcp otherwise */
+    BT_KV_TRANSPORT_SHM,      /* D maps P's pool read-only and copies (one-sided) */
+    BT_KV_TRANSPORT_TCP,      /* byte stream, scattered into the blocks */
+    BT_KV_TRANSPORT_LOOPBACK, /* two-sided copy inside one process */
+} bt_kv_transport;
+
+/* "auto", "shm", "tcp", "loopback". */
+const char *bt_kv_transport_name(bt_kv_transport transport);
+BT_MUST_CHECK bool bt_kv_transport_parse(const char *name, bt_kv_transport *out);
+
+/* One thing that happened to parts, for measurements: parts of blocks
+ * [block_idx, +n_blocks) x layers [layer, +n_layers), counted from the transfer's start. */
+typedef enum bt_kv_trace_kind {
+    BT_KV_TRACE_ANNOUNCED, /* source: the engine said that they are final; sink: it heard */
+    BT_KV_TRACE_MOVED,     /* sink: they are in place and right */
+    BT_KV_TRACE_COMPLETE,  /* source: complete() was called; sink: it heard (no parts) */
+} bt_kv_trace_kind;
+
+typedef struct bt_kv_trace {
+    bt_kv_trace_kind kind;
+    bt_kv_transfer transfer;
+    int64_t time_ns; /* bt_clock_now_ns() */
+    uint32_t block_idx, n_blocks;
+    uint32_t layer, n_layers;
+} bt_kv_trace;
+
+typedef void (*bt_kv_trace_fn)(const bt_kv_trace *event, void *ctx);
+
+#endif /* BT_KVTRANSFER_TRANSFER_H */
