@@ -17,26 +17,25 @@
 #ifndef BT_PROTO_BLOCK_ID_H
 #define BT_PROTO_BLOCK_ID_H
 
+#include "common/hash.h"
 #include "common/status.h"
 
 enum {
     BT_BLOCK_HASH_BYTES = 16,
     BT_BLOCK_HASH_TOKENS = 16, /* of a block; equals BT_KV_BLOCK_TOKENS */
     BT_CLUSTER_KEY_BYTES_MIN = 16,
-    BT_CLUSTER_KEY_BYTES_MAX = 64,
+    BT_CLUSTER_KEY_BYTES_MAX = 4096,
 };
 
-typedef struct bt_block_hash {
-    uint8_t bytes[BT_BLOCK_HASH_BYTES];
-} bt_block_hash;
+typedef bt_hash128 bt_block_hash;
 
-/* The secret that all members of a cluster share. */
+/* The secret that all members of a cluster share, as a key for BLAKE2b. */
 typedef struct bt_cluster_key {
-    uint8_t bytes[BT_CLUSTER_KEY_BYTES_MAX];
-    uint8_t len; /* BT_CLUSTER_KEY_BYTES_MIN .. BT_CLUSTER_KEY_BYTES_MAX */
+    bt_hash_key key;
 } bt_cluster_key;
 
-/* Takes the key's bytes as they are. BT_EINVAL: too short or too long. */
+/* Makes the key from a secret of any length (a file's content, without the newline at its
+ * end): BLAKE2b-256("baton cluster key" | bytes). BT_EINVAL: too short or too long. */
 BT_MUST_CHECK bt_status bt_cluster_key_init(bt_cluster_key *key, const void *bytes, size_t len,
                                             bt_error *err);
 
@@ -54,10 +53,5 @@ void bt_block_id_next(const bt_block_hash *parent, const int32_t tokens[BT_BLOCK
 /* Hashes of all full blocks of tokens[0..n-1] into out[0..n/16-1]; returns n / 16. O(n). */
 size_t bt_block_id_chain(const bt_block_hash *root, const int32_t *tokens, size_t n,
                          bt_block_hash *out);
-
-bool bt_block_hash_eq(const bt_block_hash *a, const bt_block_hash *b);
-
-/* For hash tables: 64 bits of it, well mixed. */
-uint64_t bt_block_hash_u64(const bt_block_hash *hash);
 
 #endif /* BT_PROTO_BLOCK_ID_H */
