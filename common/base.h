@@ -16,6 +16,8 @@
 #define BT_PRINTF(fmt_idx, first_idx) __attribute__((format(printf, fmt_idx, first_idx)))
 #define BT_NORETURN __attribute__((noreturn))
 #define BT_ALIGNED(bytes) __attribute__((aligned(bytes)))
+/* Compiles one function for more than the build's instruction set: BT_TARGET("sse4.2"). */
+#define BT_TARGET(isa) __attribute__((target(isa)))
 #define BT_INLINE static inline __attribute__((always_inline, unused))
 
 #define BT_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
