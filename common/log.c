@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/utf8.h"
 
 enum {
     LINE_BYTES_MAX = 1024,
@@ -66,44 +67,25 @@ static bool put_text(line *l, const char *text)
     return put(l, text, strlen(text));
 }
 
-/* Length of the well-formed UTF-8 character at `s`, 0 if there is none. */
-static size_t utf8_len(const unsigned char *s, size_t n)
-{
-    const unsigned char c = s[0];
-    const size_t len = c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
-    if (len == 0 || len > n) {
-        return 0;
-    }
-    for (size_t i = 1; i < len; i++) {
-        if ((s[i] & 0xC0) != 0x80) {
-            return 0;
-        }
-    }
-    const bool overlong = (c == 0xE0 && s[1] < 0xA0) || (c == 0xF0 && s[1] < 0x90);
-    const bool not_scalar = (c == 0xED && s[1] > 0x9F) || (c == 0xF4 && s[1] > 0x8F);
-    return overlong || not_scalar ? 0 : len;
-}
-
 /* Puts a message with control characters and broken UTF-8 shown as '?', so that what
  * a peer sent can neither start a line nor drive a terminal. In JSON, quotes are escaped. */
 static void put_clean(line *l, const char *bytes, size_t n, bool json)
 {
-    const unsigned char *s = (const unsigned char *)bytes;
     size_t i = 0;
     bool fits = true;
     while (i < n && fits) {
-        const size_t len = utf8_len(s + i, n - i);
-        if (len == 0 || s[i] < 0x20 || s[i] == 0x7F) {
+        bool valid;
+        const size_t len = bt_utf8_step(bytes + i, n - i, &valid);
+        const unsigned char c = (unsigned char)bytes[i];
+        if (!valid || c < 0x20 || c == 0x7F) {
             fits = put(l, "?", 1);
-            i++;
-        } else if (json && (s[i] == '"' || s[i] == '\\')) {
-            const char pair[2] = {'\\', (char)s[i]};
+        } else if (json && (c == '"' || c == '\\')) {
+            const char pair[2] = {'\\', (char)c};
             fits = put(l, pair, 2);
-            i++;
         } else {
             fits = put(l, bytes + i, len);
-            i += len;
         }
+        i += len;
     }
 }
 
