@@ -54,10 +54,10 @@ typedef struct bt_decode_stats {
     uint32_t blocks_total;
     uint32_t blocks_free;
     uint32_t blocks_cached;
-    uint64_t n_prefill_tokens;   /* prompt rows computed here, each once */
+    uint64_t n_prefill_tokens;    /* prompt rows computed here, each once */
     uint64_t n_recomputed_tokens; /* rows computed again after preemption */
-    uint64_t n_decode_tokens;    /* rows of generated tokens */
-    uint64_t n_cached_tokens;    /* prompt tokens found in the prefix cache */
+    uint64_t n_decode_tokens;     /* rows of generated tokens */
+    uint64_t n_cached_tokens;     /* prompt tokens found in the prefix cache */
     uint64_t n_preemptions;
     uint64_t n_partial_pulls; /* pulls that skipped blocks held here already */
     uint64_t slots_written;   /* sums over steps of the running sequences: for slot use */
@@ -86,7 +86,7 @@ typedef struct bt_decode_event {
         bt_token_result token;
         bt_decode_stats stats;
         struct {
-            bt_hash128 identity;
+            bt_block_hash identity;
             bool stored;
         } block;
     } u;
@@ -109,6 +109,6 @@ void bt_decode_scheduler_destroy(bt_decode_scheduler *scheduler);
 bt_engine_scheduler bt_decode_scheduler_table(bt_decode_scheduler *scheduler);
 
 /* For bt_kv_cache_set_changed: turns changes of the cache into BLOCK events. */
-void bt_decode_scheduler_block_changed(void *ctx, bool stored, const bt_hash128 *identity);
+void bt_decode_scheduler_block_changed(void *ctx, bool stored, const bt_block_hash *identity);
 
 #endif /* BT_DECODE_SCHEDULER_H */

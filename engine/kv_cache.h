@@ -13,9 +13,9 @@
 #ifndef BT_ENGINE_KV_CACHE_H
 #define BT_ENGINE_KV_CACHE_H
 
-#include "common/hash.h"
 #include "common/status.h"
 #include "engine/kv_pool.h"
+#include "proto/block_id.h"
 
 typedef struct bt_kv_cache bt_kv_cache;
 
@@ -27,10 +27,10 @@ typedef struct bt_kv_cache_stats {
 } bt_kv_cache_stats;
 
 /* A block got (stored) or lost (evicted) its identity. Called on the engine thread. */
-typedef void (*bt_kv_cache_fn)(void *ctx, bool stored, const bt_hash128 *identity);
+typedef void (*bt_kv_cache_fn)(void *ctx, bool stored, const bt_block_hash *identity);
 
 typedef struct bt_kv_cache_options {
-    bt_kv_pool *pool;        /* borrowed until destroy */
+    bt_kv_pool *pool;           /* borrowed until destroy */
     uint32_t cached_blocks_max; /* most blocks that stay unreferenced; 0 switches reuse off;
                                  * UINT32_MAX: as many as the pool has */
 } bt_kv_cache_options;
@@ -45,7 +45,7 @@ void bt_kv_cache_destroy(bt_kv_cache *cache);
 
 /* Finds the longest run of identities[0..n-1] from the start that is resident, takes a
  * reference on each of its blocks into ids[], and returns its length. */
-uint32_t bt_kv_cache_match(bt_kv_cache *cache, const bt_hash128 *identities, uint32_t n,
+uint32_t bt_kv_cache_match(bt_kv_cache *cache, const bt_block_hash *identities, uint32_t n,
                            bt_block_id *ids);
 
 /* Acquires n fresh blocks into ids[], evicting as needed; all or none. BT_AGAIN: fewer than n
@@ -54,13 +54,17 @@ BT_MUST_CHECK bt_status bt_kv_cache_acquire(bt_kv_cache *cache, uint32_t n, bt_b
 
 /* Gives a full, live block its identity. If a block with that identity is resident already, the
  * given one stays without. */
-void bt_kv_cache_publish(bt_kv_cache *cache, bt_block_id id, const bt_hash128 *identity);
+void bt_kv_cache_publish(bt_kv_cache *cache, bt_block_id id, const bt_block_hash *identity);
 
 /* Adds a reference to a live block. */
 void bt_kv_cache_share(bt_kv_cache *cache, bt_block_id id);
 
 /* Drops one reference on each of ids[0..n-1], the last first; published blocks stay cached. */
 void bt_kv_cache_release(bt_kv_cache *cache, const bt_block_id *ids, uint32_t n);
+
+/* All blocks of the pool, and layers of a block. */
+uint32_t bt_kv_cache_n_blocks(const bt_kv_cache *cache);
+uint32_t bt_kv_cache_n_layers(const bt_kv_cache *cache);
 
 /* Blocks that acquire can hand out now. */
 uint32_t bt_kv_cache_n_available(const bt_kv_cache *cache);

@@ -32,21 +32,21 @@ typedef struct bt_model_params {
     float rms_eps;
     uint32_t n_eos;
     int32_t eos[BT_MODEL_EOS_MAX]; /* tokens that end a text */
-    uint64_t n_weights; /* parameters, a tied output once */
+    uint64_t n_weights;            /* parameters, a tied output once */
 } bt_model_params;
 
 /* done of total units of the load; any one thread. */
 typedef void (*bt_model_progress_fn)(void *ctx, uint64_t done, uint64_t total);
 
 typedef struct bt_model_options {
-    const char *path;       /* GGUF file */
-    const char *kernels;    /* kernel path, or "auto" */
-    bt_kv_format kv_format; /* of the pool it will run on */
-    uint32_t n_threads;     /* at least 1 */
-    uint32_t rows_max;      /* largest step */
-    uint32_t spans_max;     /* most sequences in a step */
-    uint32_t logits_max;    /* most logit rows in a step */
-    uint32_t context_max;   /* 0: the file's context length */
+    const char *path;              /* GGUF file */
+    const char *kernels;           /* kernel path, or "auto" */
+    bt_kv_format kv_format;        /* of the pool it will run on */
+    uint32_t n_threads;            /* at least 1 */
+    uint32_t rows_max;             /* largest step */
+    uint32_t spans_max;            /* most sequences in a step */
+    uint32_t logits_max;           /* most logit rows in a step */
+    uint32_t context_max;          /* 0: the file's context length */
     bt_model_progress_fn progress; /* NULL: none */
     void *progress_ctx;
 } bt_model_options;

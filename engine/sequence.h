@@ -17,11 +17,12 @@
 #ifndef BT_ENGINE_SEQUENCE_H
 #define BT_ENGINE_SEQUENCE_H
 
-#include "common/hash.h"
 #include "common/status.h"
 #include "engine/batch.h"
 #include "engine/kv_cache.h"
+#include "engine/model.h"
 #include "engine/sampler.h"
+#include "proto/block_id.h"
 #include "proto/sampling.h"
 
 typedef struct bt_sequence {
@@ -32,7 +33,7 @@ typedef struct bt_sequence {
     int32_t *tokens; /* [context] prompt first */
     uint32_t n_prompt;
     uint32_t n_tokens;  /* n_prompt at first; more when the sequence resumes */
-    bt_hash128 root;    /* root of its chain of identities */
+    bt_block_hash root; /* root of its chain of identities */
     bool use_cache;     /* may reuse and publish prefixes */
     int64_t arrived_ns; /* monotonic */
     void *user;         /* the owner's */
@@ -51,7 +52,7 @@ typedef struct bt_sequence {
     uint32_t n_done;      /* computed rows at its last preemption: recomputing is counted apart */
     bt_block_id *blocks;  /* [ceil(context / 16)] */
     uint32_t n_blocks;
-    bt_hash128 *identities; /* [context / 16] of its full blocks */
+    bt_block_hash *identities; /* [context / 16] of its full blocks */
     uint32_t n_identities;
     uint32_t n_published;
     bt_finish_reason finish;
@@ -64,6 +65,11 @@ void bt_sequence_destroy(bt_sequence *seq);
 
 /* Makes a used sequence new: no tokens, no blocks. Its blocks must have been released. */
 void bt_sequence_reset(bt_sequence *seq);
+
+/* Whether it could ever run to its end alone in a pool of n_blocks. BT_ERANGE: the prompt is empty
+ * or fills the context. BT_EEXHAUSTED: prompt and max_tokens more need more blocks than that. */
+BT_MUST_CHECK bt_status bt_sequence_check(const bt_sequence *seq, uint32_t max_tokens,
+                                          uint32_t n_blocks);
 
 /* Engine thread. Takes what the prefix cache holds of its known tokens, all but the last one at
  * most (it has to be computed to yield a token) unless `whole`; sets n_computed. Only when it
@@ -78,6 +84,29 @@ BT_MUST_CHECK bt_status bt_sequence_reserve(bt_sequence *seq, bt_kv_cache *cache
 /* Rows that its next step may compute, at most `budget`: all that are missing, or a part that
  * ends on a multiple of 16 positions. 0: the budget is too small for that. */
 uint32_t bt_sequence_chunk(const bt_sequence *seq, uint32_t budget);
+
+/* Adds its next chunk of at most `budget` rows to the batch, with the logit rows that it wants: the
+ * last one when the chunk reaches the last known token, all of them while a prompt is scored
+ * (echo with logprobs). false: nothing was added, since budget or batch have no room. */
+bool bt_sequence_plan(const bt_sequence *seq, uint32_t budget, bt_batch *batch);
+
+/* A step's logits, handed out to its sequences in the order of their spans. */
+typedef struct bt_logit_rows {
+    const bt_batch *batch;
+    const float *logits; /* [batch->n_logits, n_vocab] */
+    const bt_model_params *params;
+    uint32_t next; /* the first row not handed out yet; 0 at first */
+} bt_logit_rows;
+
+/* The score of prompt token `index`. */
+typedef void (*bt_sequence_echo_fn)(void *ctx, struct bt_sequence *seq, uint32_t index,
+                                    const bt_token_result *result);
+
+/* After bt_sequence_computed for this span: reports scored prompt tokens through echo, and, when
+ * the last known token was computed, samples the next one, appends it and says so with true. */
+bool bt_sequence_sample(bt_sequence *seq, const bt_kv_span *span, bt_logit_rows *rows,
+                        bt_sampler *sampler, bt_sequence_echo_fn echo, void *ctx,
+                        bt_token_result *out);
 
 /* Marks positions below n_computed as computed and publishes the blocks that became full. */
 void bt_sequence_computed(bt_sequence *seq, bt_kv_cache *cache, uint32_t n_computed);
@@ -98,6 +127,8 @@ typedef struct bt_sequence_list {
 
 void bt_sequence_list_append(bt_sequence_list *list, bt_sequence *seq);
 void bt_sequence_list_prepend(bt_sequence_list *list, bt_sequence *seq);
+/* After NULL is at the front. */
+void bt_sequence_list_insert_after(bt_sequence_list *list, bt_sequence *after, bt_sequence *seq);
 void bt_sequence_list_remove(bt_sequence_list *list, bt_sequence *seq);
 
 #endif /* BT_ENGINE_SEQUENCE_H */

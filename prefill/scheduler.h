@@ -26,12 +26,12 @@
 typedef struct bt_prefill_scheduler bt_prefill_scheduler;
 
 typedef enum bt_prefill_command_kind {
-    BT_PREFILL_COMMAND_RUN,     /* seq is the engine's from here */
-    BT_PREFILL_COMMAND_CANCEL,  /* compute no more for it; no TOKEN follows unless it is under way.
-                                 * Ignored for a sequence that is done. */
-    BT_PREFILL_COMMAND_RELEASE, /* after STARTED, once: no reader is left */
+    BT_PREFILL_COMMAND_RUN,      /* seq is the engine's from here */
+    BT_PREFILL_COMMAND_CANCEL,   /* compute no more for it; no TOKEN follows unless it is under way.
+                                  * Ignored for a sequence that is done. */
+    BT_PREFILL_COMMAND_RELEASE,  /* after STARTED, once: no reader is left */
     BT_PREFILL_COMMAND_SNAPSHOT, /* emit BLOCK (stored) for every resident identity */
-    BT_PREFILL_COMMAND_AUDIT,   /* answered by an AUDIT event */
+    BT_PREFILL_COMMAND_AUDIT,    /* answered by an AUDIT event */
 } bt_prefill_command_kind;
 
 typedef struct bt_prefill_command {
@@ -43,8 +43,8 @@ typedef struct bt_prefill_command {
 typedef struct bt_prefill_stats {
     uint32_t n_waiting;
     uint32_t n_computing;
-    uint32_t n_held;          /* computed, not yet released */
-    uint32_t waiting_tokens;  /* prompt tokens of waiting and computing sequences still to compute */
+    uint32_t n_held;         /* computed, not yet released */
+    uint32_t waiting_tokens; /* prompt tokens of waiting and computing sequences still to compute */
     uint32_t blocks_total;
     uint32_t blocks_free;
     uint32_t blocks_cached;
@@ -83,19 +83,19 @@ typedef struct bt_prefill_event {
         bt_token_result token;
         bt_prefill_stats stats;
         struct {
-            bt_hash128 identity;
+            bt_block_hash identity;
             bool stored;
         } block;
     } u;
 } bt_prefill_event;
 
 typedef struct bt_prefill_scheduler_options {
-    bt_kv_cache *cache;        /* borrowed */
-    bt_engine *engine;         /* borrowed: where events go */
+    bt_kv_cache *cache;            /* borrowed */
+    bt_engine *engine;             /* borrowed: where events go */
     const bt_model_params *params; /* borrowed */
-    uint32_t token_budget;     /* rows of a step */
-    uint32_t chunk;            /* most rows of one sequence in a step, a multiple of 16 */
-    uint32_t computing_max;    /* most sequences being computed at a time */
+    uint32_t token_budget;         /* rows of a step */
+    uint32_t chunk;                /* most rows of one sequence in a step, a multiple of 16 */
+    uint32_t computing_max;        /* most sequences being computed at a time */
 } bt_prefill_scheduler_options;
 
 BT_MUST_CHECK bt_status bt_prefill_scheduler_create(const bt_prefill_scheduler_options *options,
@@ -106,6 +106,6 @@ void bt_prefill_scheduler_destroy(bt_prefill_scheduler *scheduler);
 bt_engine_scheduler bt_prefill_scheduler_table(bt_prefill_scheduler *scheduler);
 
 /* For bt_kv_cache_set_changed: turns changes of the cache into BLOCK events. */
-void bt_prefill_scheduler_block_changed(void *ctx, bool stored, const bt_hash128 *identity);
+void bt_prefill_scheduler_block_changed(void *ctx, bool stored, const bt_block_hash *identity);
 
 #endif /* BT_PREFILL_SCHEDULER_H */

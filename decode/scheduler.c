@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lists: `waiting` in order of arrival, preempted sequences first; `pulling`; `running` in order
+ * of arrival, so that its last one is the newest, which is preempted first.
+ *
+ *   WAITING --admit--> PULLING --PULLED--> RUNNING --last token--> done
+ *      |  `--admit (whole, or resumed)------^ |
+ *      `<-------------- preempt --------------'
+ *
+ * A cancelled pulling sequence stays in `pulling` until the loop thread says that nothing writes
+ * its blocks any more.
+ *
+ * What must hold:
+ *  1. A sequence in `pulling` or `running` has blocks for all positions of its next step's rows or
+ *     waits for them; one in `waiting` has none.
+ *  2. Only running sequences are preempted: they yield their blocks at once.
+ *  3. No sequence is admitted that alone would not fit the pool, so the oldest one always gets on:
+ *     every younger running one yields to it, and pulls end by their deadlines. */
+#include "decode/scheduler.h"
+
+#include <stdlib.h>
+
+#include "common/check.h"
+#include "common/clock.h"
+#include "common/log.h"
+
+typedef enum state {
+    STATE_IDLE, /* the loop thread's */
+    STATE_WAITING_WHOLE,
+    STATE_WAITING_PULL,
+    STATE_PULLING,
+    STATE_PULLING_CANCELLED,
+    STATE_RUNNING,
+} state;
+
+struct bt_decode_scheduler {
+    bt_decode_scheduler_options options;
+    bt_sampler *sampler;
+    bt_sequence_list waiting;
+    bt_sequence_list pulling;
+    bt_sequence_list running;
+    bt_decode_stats stats;
+};
+
+static void emit(bt_decode_scheduler *s, const bt_decode_event *event)
+{
+    bt_engine_emit(s->options.engine, event);
+}
+
+static void finish(bt_decode_scheduler *s, bt_sequence *seq, bt_status status)
+{
+    bt_sequence_release(seq, s->options.cache);
+    seq->state = STATE_IDLE;
+    const bt_decode_event event = {
+        .kind = BT_DECODE_EVENT_DONE, .status = status, .seq = seq, .finish = seq->finish};
+    emit(s, &event);
+}
+
+static void run(bt_decode_scheduler *s, bt_sequence *seq, state first)
+{
+    BT_ASSERT(seq->state == STATE_IDLE);
+    const bt_status status =
+        bt_sequence_check(seq, seq->sampling.max_tokens, s->stats.blocks_total);
+    if (status != BT_OK) {
+        finish(s, seq, status);
+        return;
+    }
+    seq->state = first;
+    bt_sequence_list_append(&s->waiting, seq);
+}
+
+/* Keeps `running` in order of arrival. */
+static void insert_running(bt_decode_scheduler *s, bt_sequence *seq)
+{
+    seq->state = STATE_RUNNING;
+    bt_sequence *after = s->running.last;
+    while (after && after->arrived_ns > seq->arrived_ns) {
+        after = after->prev;
+    }
+    bt_sequence_list_insert_after(&s->running, after, seq);
+}
+
+static void cancel(bt_decode_scheduler *s, bt_sequence *seq)
+{
+    switch ((state)seq->state) {
+    case STATE_WAITING_WHOLE:
+    case STATE_WAITING_PULL:
+        bt_sequence_list_remove(&s->waiting, seq);
+        finish(s, seq, BT_ECANCELLED);
+        break;
+    case STATE_PULLING:
+        seq->state = STATE_PULLING_CANCELLED;
+        break;
+    case STATE_RUNNING:
+        bt_sequence_list_remove(&s->running, seq);
+        finish(s, seq, BT_ECANCELLED);
+        break;
+    case STATE_PULLING_CANCELLED:
+    case STATE_IDLE:
+        break;
+    }
+}
+
+static bool is_pulling(const bt_sequence *seq)
+{
+    return seq->state == STATE_PULLING || seq->state == STATE_PULLING_CANCELLED;
+}
+
+static void take_pulled(bt_decode_scheduler *s, bt_sequence *seq, int32_t token)
+{
+    BT_ASSERT(is_pulling(seq));
+    bt_sequence_list_remove(&s->pulling, seq);
+    bt_sequence_computed(seq, s->options.cache, seq->n_prompt);
+    const bt_model_params *p = s->options.params;
+    if (seq->state == STATE_PULLING_CANCELLED) {
+        finish(s, seq, BT_ECANCELLED);
+    } else if (bt_sequence_append(seq, token, p->eos, p->n_eos) != BT_FINISH_NONE) {
+        finish(s, seq, BT_OK);
+    } else {
+        insert_running(s, seq);
+    }
+}
+
+/* The first token may be known, and the pull dropped, while the sequence still waits for blocks. */
+static void drop_pull(bt_decode_scheduler *s, bt_sequence *seq, bt_status status)
+{
+    if (is_pulling(seq)) {
+        bt_sequence_list_remove(&s->pulling, seq);
+        finish(s, seq, seq->state == STATE_PULLING_CANCELLED ? BT_ECANCELLED : status);
+    } else if (seq->state == STATE_WAITING_PULL) {
+        bt_sequence_list_remove(&s->waiting, seq);
+        finish(s, seq, status);
+    }
+}
+
+static void audit(bt_decode_scheduler *s)
+{
+    bt_error err;
+    const bt_status status = bt_kv_cache_audit(s->options.cache, &err);
+    if (status != BT_OK) {
+        bt_log(BT_ERROR, "KV pool audit failed: reason=\"%s\"", err.text);
+    }
+    const bt_decode_event event = {.kind = BT_DECODE_EVENT_AUDIT, .status = status};
+    emit(s, &event);
+}
+
+static void emit_stats(bt_decode_scheduler *s)
+{
+    bt_kv_cache *cache = s->options.cache;
+    bt_decode_stats *stats = &s->stats;
+    stats->n_waiting = s->waiting.n;
+    stats->n_pulling = s->pulling.n;
+    stats->n_running = s->running.n;
+    stats->waiting_tokens = 0;
+    for (const bt_sequence *seq = s->waiting.first; seq; seq = seq->next) {
+        stats->waiting_tokens += seq->state == STATE_WAITING_WHOLE ? seq->n_tokens : 0;
+    }
+    for (const bt_sequence *seq = s->running.first; seq; seq = seq->next) {
+        stats->waiting_tokens += seq->n_tokens - seq->n_computed - 1;
+    }
+    stats->blocks_cached = bt_kv_cache_n_cached(cache);
+    stats->blocks_free = bt_kv_cache_n_available(cache) - stats->blocks_cached;
+    stats->cache = *bt_kv_cache_get_stats(cache);
+    const bt_decode_event event = {.kind = BT_DECODE_EVENT_STATS, .u = {.stats = *stats}};
+    emit(s, &event);
+}
+
+static void take_command(void *ctx, const void *command)
+{
+    bt_decode_scheduler *s = ctx;
+    const bt_decode_command *c = command;
+    switch (c->kind) {
+    case BT_DECODE_COMMAND_RUN_WHOLE:
+        run(s, c->seq, STATE_WAITING_WHOLE);
+        break;
+    case BT_DECODE_COMMAND_RUN_PULL:
+        run(s, c->seq, STATE_WAITING_PULL);
+        break;
+    case BT_DECODE_COMMAND_PULLED:
+        take_pulled(s, c->seq, c->token);
+        break;
+    case BT_DECODE_COMMAND_PULL_DROPPED:
+        drop_pull(s, c->seq, c->status);
+        break;
+    case BT_DECODE_COMMAND_CANCEL:
+        cancel(s, c->seq);
+        break;
+    case BT_DECODE_COMMAND_SNAPSHOT:
+        bt_kv_cache_each(s->options.cache, bt_decode_scheduler_block_changed, s);
+        return;
+    case BT_DECODE_COMMAND_AUDIT:
+        audit(s);
+        break;
+    }
+    emit_stats(s);
+}
+
+static uint32_t positions_to_reserve(const bt_sequence *seq)
+{
+    return seq->n_tokens < seq->context ? seq->n_tokens + 1 : seq->n_tokens;
+}
+
+/* Takes the first waiting sequence in, if the pool has room for its tokens and one more. */
+static bool admit_first(bt_decode_scheduler *s)
+{
+    bt_sequence *seq = s->waiting.first;
+    bt_kv_cache *cache = s->options.cache;
+    const bool pulls = seq->state == STATE_WAITING_PULL;
+    const uint32_t n_found = bt_sequence_match(seq, cache, pulls);
+    if (bt_sequence_reserve(seq, cache, positions_to_reserve(seq)) != BT_OK) {
+        bt_sequence_release(seq, cache);
+        return false;
+    }
+    bt_sequence_list_remove(&s->waiting, seq);
+    if (seq->n_preempted == 0) {
+        seq->n_cached = n_found * BT_KV_BLOCK_TOKENS;
+        s->stats.n_cached_tokens += seq->n_cached;
+        seq->started_ns = bt_clock_now_ns();
+    }
+    if (!pulls) {
+        insert_running(s, seq);
+        return true;
+    }
+    s->stats.n_partial_pulls += n_found > 0;
+    seq->state = STATE_PULLING;
+    bt_sequence_list_append(&s->pulling, seq);
+    const bt_decode_event event = {.kind = BT_DECODE_EVENT_PULL, .seq = seq, .index = n_found};
+    emit(s, &event);
+    return true;
+}
+
+static void preempt(bt_decode_scheduler *s, bt_sequence *seq)
+{
+    bt_sequence_list_remove(&s->running, seq);
+    seq->n_preempted++;
+    seq->n_done = seq->n_computed > seq->n_done ? seq->n_computed : seq->n_done;
+    bt_sequence_release(seq, s->options.cache);
+    seq->state = STATE_WAITING_WHOLE;
+    bt_sequence_list_prepend(&s->waiting, seq);
+    s->stats.n_preemptions++;
+}
+
+/* Makes room for the sequence's next token; younger sequences yield, the newest first. false: it
+ * was preempted itself. */
+static bool grow(bt_decode_scheduler *s, bt_sequence *seq)
+{
+    while (bt_sequence_reserve(seq, s->options.cache, seq->n_tokens) != BT_OK) {
+        bt_sequence *victim = s->running.last;
+        preempt(s, victim);
+        if (victim == seq) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Preempted sequences go back to `waiting` in front; while one waits there, nobody new is
+ * admitted past it. */
+static void plan(void *ctx, bt_batch *batch)
+{
+    bt_decode_scheduler *s = ctx;
+    bt_sequence *next;
+    for (bt_sequence *seq = s->running.first; seq; seq = next) {
+        if (!grow(s, seq)) {
+            break; /* it was the newest: none is left after it */
+        }
+        next = seq->next;
+    }
+    while (s->waiting.first && s->running.n + s->pulling.n < s->options.running_max &&
+           admit_first(s)) {
+    }
+    /* Decode rows first: one row each. Then chunks of prefill with what is left. */
+    for (bt_sequence *seq = s->running.first; seq; seq = seq->next) {
+        if (seq->n_tokens - seq->n_computed == 1) {
+            (void)bt_sequence_plan(seq, 1, batch);
+        }
+    }
+    for (bt_sequence *seq = s->running.first; seq; seq = seq->next) {
+        const uint32_t left =
+            s->options.token_budget > batch->n_rows ? s->options.token_budget - batch->n_rows : 0;
+        if (seq->n_tokens - seq->n_computed > 1) {
+            const uint32_t budget = left < s->options.chunk ? left : s->options.chunk;
+            (void)bt_sequence_plan(seq, budget, batch);
+        }
+    }
+}
+
+/* Each computed row is counted once as what it first was, and as recomputed after preemption. */
+static void count_rows(bt_decode_scheduler *s, const bt_sequence *seq, const bt_kv_span *span)
+{
+    const uint32_t begin = span->pos_first;
+    const uint32_t end = begin + span->n_rows;
+    for (uint32_t p = begin; p < end; p++) {
+        if (p < seq->n_done) {
+            s->stats.n_recomputed_tokens++;
+        } else if (p < seq->n_prompt) {
+            s->stats.n_prefill_tokens++;
+        } else {
+            s->stats.n_decode_tokens++;
+        }
+    }
+    s->stats.slots_written += end;
+    s->stats.slots_allocated += (uint64_t)seq->n_blocks * BT_KV_BLOCK_TOKENS;
+}
+
+static void emit_echo(void *ctx, bt_sequence *seq, uint32_t index, const bt_token_result *result)
+{
+    const bt_decode_event event = {
+        .kind = BT_DECODE_EVENT_ECHO, .seq = seq, .index = index, .u = {.token = *result}};
+    emit(ctx, &event);
+}
+
+static void take_results(void *ctx, const bt_batch *batch, const float *logits)
+{
+    bt_decode_scheduler *s = ctx;
+    bt_logit_rows rows = {.batch = batch, .logits = logits, .params = s->options.params};
+    for (uint32_t i = 0; i < batch->n_spans; i++) {
+        bt_sequence *seq = batch->owners[i];
+        const bt_kv_span *span = &batch->spans[i];
+        count_rows(s, seq, span);
+        bt_sequence_computed(seq, s->options.cache, span->pos_first + span->n_rows);
+        bt_decode_event event = {.kind = BT_DECODE_EVENT_TOKEN, .seq = seq};
+        if (!bt_sequence_sample(seq, span, &rows, s->sampler, emit_echo, s, &event.u.token)) {
+            continue;
+        }
+        event.index = seq->n_tokens - seq->n_prompt - 1;
+        event.finish = seq->finish;
+        emit(s, &event);
+        if (seq->finish != BT_FINISH_NONE) {
+            bt_sequence_list_remove(&s->running, seq);
+            finish(s, seq, BT_OK);
+        }
+    }
+    emit_stats(s);
+}
+
+bt_status bt_decode_scheduler_create(const bt_decode_scheduler_options *options,
+                                     bt_decode_scheduler **out)
+{
+    if (options->chunk == 0 || options->chunk % BT_KV_BLOCK_TOKENS != 0 ||
+        options->running_max == 0 ||
+        options->token_budget < options->running_max + BT_KV_BLOCK_TOKENS) {
+        return BT_EINVAL;
+    }
+    bt_decode_scheduler *s = calloc(1, sizeof *s);
+    if (!s) {
+        return BT_ENOMEM;
+    }
+    s->options = *options;
+    s->stats.blocks_total = bt_kv_cache_n_blocks(options->cache);
+    const bt_status status = bt_sampler_create(options->params->n_vocab, &s->sampler);
+    if (status != BT_OK) {
+        free(s);
+        return status;
+    }
+    *out = s;
+    return BT_OK;
+}
+
+void bt_decode_scheduler_destroy(bt_decode_scheduler *scheduler)
+{
+    if (!scheduler) {
+        return;
+    }
+    bt_sampler_destroy(scheduler->sampler);
+    free(scheduler);
+}
+
+bt_engine_scheduler bt_decode_scheduler_table(bt_decode_scheduler *scheduler)
+{
+    return (bt_engine_scheduler){
+        .ctx = scheduler,
+        .command = take_command,
+        .plan = plan,
+        .results = take_results,
+    };
+}
+
+void bt_decode_scheduler_block_changed(void *ctx, bool stored, const bt_block_hash *identity)
+{
+    const bt_decode_event event = {
+        .kind = BT_DECODE_EVENT_BLOCK,
+        .u = {.block = {.identity = *identity, .stored = stored}},
+    };
+    emit(ctx, &event);
+}

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The thread's loop:
+ *
+ *   take all commands -> plan -> empty? -- yes --> sleep until a command or idle_ns
+ *         ^                       no
+ *         `---- results <- forward (layer_done after each layer)
+ *
+ * Events of a step are pushed as they arise; the loop thread is rung when the first of them
+ * finds the queue empty and once more after the step, so that parts can be announced while the
+ * step goes on. */
+#include "engine/engine.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "common/check.h"
+#include "common/clock.h"
+#include "common/queue.h"
+
+struct bt_engine {
+    bt_engine_options options;
+    bt_engine_scheduler scheduler;
+    bt_queue *commands;
+    bt_queue *events;
+    bt_batch *batch;
+    uint8_t *command; /* one command, taken out of the queue */
+    pthread_t thread;
+    bool started;
+    /* Set by stop(), read by the thread; nothing else hangs on it. */
+    atomic_bool stopping;
+    /* Written by the engine thread, read by any: each stands alone. */
+    _Atomic uint64_t n_steps;
+    _Atomic uint64_t n_rows;
+    _Atomic uint64_t busy_ns;
+    _Atomic int64_t step_began_ns;
+    _Atomic int64_t last_step_ns;
+};
+
+static bool is_stopping(bt_engine *engine)
+{
+    return atomic_load_explicit(&engine->stopping, memory_order_acquire);
+}
+
+static void take_commands(bt_engine *engine)
+{
+    while (bt_queue_pop(engine->commands, engine->command)) {
+        engine->scheduler.command(engine->scheduler.ctx, engine->command);
+    }
+}
+
+static void ring(bt_engine *engine)
+{
+    if (engine->options.ring) {
+        engine->options.ring(engine->options.ring_ctx);
+    }
+}
+
+static void run_step(bt_engine *engine)
+{
+    const bt_engine_scheduler *s = &engine->scheduler;
+    const int64_t began_ns = bt_clock_now_ns();
+    atomic_store_explicit(&engine->step_began_ns, began_ns, memory_order_relaxed);
+    const float *logits = bt_model_forward(engine->options.model, engine->batch,
+                                           engine->options.pool, s->layer_done, s->ctx);
+    s->results(s->ctx, engine->batch, logits);
+    const int64_t ended_ns = bt_clock_now_ns();
+    atomic_store_explicit(&engine->step_began_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&engine->last_step_ns, ended_ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&engine->busy_ns, (uint64_t)(ended_ns - began_ns),
+                              memory_order_relaxed);
+    atomic_fetch_add_explicit(&engine->n_rows, engine->batch->n_rows, memory_order_relaxed);
+    atomic_fetch_add_explicit(&engine->n_steps, 1, memory_order_relaxed);
+    ring(engine);
+}
+
+static void *run_engine(void *arg)
+{
+    bt_engine *engine = arg;
+    const bt_engine_scheduler *s = &engine->scheduler;
+    while (!is_stopping(engine)) {
+        take_commands(engine);
+        bt_batch_clear(engine->batch);
+        s->plan(s->ctx, engine->batch);
+        if (engine->batch->n_rows > 0) {
+            run_step(engine);
+        } else {
+            ring(engine);
+            (void)bt_queue_wait(engine->commands, s->idle_ns ? s->idle_ns(s->ctx) : -1);
+        }
+    }
+    return NULL;
+}
+
+bt_status bt_engine_create(const bt_engine_options *options, bt_engine **out)
+{
+    bt_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) {
+        return BT_ENOMEM;
+    }
+    engine->options = *options;
+    engine->command = calloc(1, options->command_bytes);
+    bt_status status = engine->command ? BT_OK : BT_ENOMEM;
+    if (status == BT_OK) {
+        status = bt_queue_create(options->command_bytes, options->commands_max, &engine->commands);
+    }
+    if (status == BT_OK) {
+        status = bt_queue_create(options->event_bytes, options->events_max, &engine->events);
+    }
+    if (status == BT_OK) {
+        status = bt_batch_create(options->rows_max, options->spans_max, options->logits_max,
+                                 &engine->batch);
+    }
+    if (status != BT_OK) {
+        bt_engine_destroy(engine);
+        return status;
+    }
+    *out = engine;
+    return BT_OK;
+}
+
+bt_status bt_engine_start(bt_engine *engine, const bt_engine_scheduler *scheduler)
+{
+    BT_ASSERT(!engine->started);
+    engine->scheduler = *scheduler;
+    if (pthread_create(&engine->thread, NULL, run_engine, engine) != 0) {
+        return BT_EINTERNAL;
+    }
+    engine->started = true;
+    return BT_OK;
+}
+
+void bt_engine_stop(bt_engine *engine)
+{
+    if (!engine->started) {
+        return;
+    }
+    atomic_store_explicit(&engine->stopping, true, memory_order_release);
+    bt_queue_wake(engine->commands);
+    (void)pthread_join(engine->thread, NULL);
+    engine->started = false;
+}
+
+void bt_engine_destroy(bt_engine *engine)
+{
+    if (!engine) {
+        return;
+    }
+    bt_engine_stop(engine);
+    bt_queue_destroy(engine->commands);
+    bt_queue_destroy(engine->events);
+    bt_batch_destroy(engine->batch);
+    free(engine->command);
+    free(engine);
+}
+
+bt_status bt_engine_post(bt_engine *engine, const void *command)
+{
+    return bt_queue_push(engine->commands, command);
+}
+
+bool bt_engine_next_event(bt_engine *engine, void *event)
+{
+    return bt_queue_pop(engine->events, event);
+}
+
+void bt_engine_emit(bt_engine *engine, const void *event)
+{
+    const bool was_empty = bt_queue_len(engine->events) == 0;
+    while (bt_queue_push(engine->events, event) == BT_AGAIN) {
+        if (is_stopping(engine)) {
+            return; /* nobody will read it */
+        }
+        ring(engine);
+        const struct timespec pause = {.tv_sec = 0, .tv_nsec = 100000};
+        (void)nanosleep(&pause, NULL);
+    }
+    if (was_empty) {
+        ring(engine);
+    }
+}
+
+void bt_engine_get_stats(bt_engine *engine, bt_engine_stats *out)
+{
+    out->n_steps = atomic_load_explicit(&engine->n_steps, memory_order_relaxed);
+    out->n_rows = atomic_load_explicit(&engine->n_rows, memory_order_relaxed);
+    out->busy_ns = atomic_load_explicit(&engine->busy_ns, memory_order_relaxed);
+    out->step_began_ns = atomic_load_explicit(&engine->step_began_ns, memory_order_relaxed);
+    out->last_step_ns = atomic_load_explicit(&engine->last_step_ns, memory_order_relaxed);
+}

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One step, for all rows at once:
+ *
+ *   x = embed(tokens)
+ *   each layer:  h = norm(x); qkv = Wqkv h; rope, store K and V; a = attention; x += Wo a
+ *                h = norm(x); g = Wgate,up h; f = silu(gate) * up;            x += Wdown f
+ *   logits = Wout norm(rows of x whose logits are wanted)
+ */
+#include "engine/model.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/alloc.h"
+#include "common/check.h"
+#include "engine/gguf.h"
+#include "engine/rope.h"
+#include "engine/weights.h"
+
+/* Raised whenever a change gives other bits for the same path. */
+static const uint32_t numerics_version = 1;
+
+enum {
+    NAME_MAX_BYTES = 128,
+    ROPE_SAMPLE_POSITIONS = 16,
+    HEAD_DIM_MAX = 256, /* as the loader has it */
+};
+
+struct bt_model {
+    bt_model_params params;
+    bt_kv_layout layout;
+    bt_backend *backend;
+    bt_weights weights;
+    uint32_t rows_max;
+    uint32_t spans_max;
+    uint32_t logits_max;
+    uint32_t n_rope;
+    float *rope;    /* [context][n_rope / 2][2] */
+    float *x;       /* [rows_max][dim] residual stream */
+    float *h;       /* [rows_max][dim] normed */
+    float *qkv;     /* [rows_max][(n_heads + 2 n_kv_heads) head_dim] */
+    float *attn;    /* [rows_max][n_heads head_dim] */
+    float *gate_up; /* [rows_max][2 n_ffn] */
+    float *ffn;     /* [rows_max][n_ffn] */
+    float *last;    /* [logits_max][dim] rows whose logits are wanted */
+    float *logits;  /* [logits_max][n_vocab] */
+    bt_hash128 fingerprint;
+    bt_hash128 numerics_id;
+    char name[NAME_MAX_BYTES];
+};
+
+static uint32_t qkv_width(const bt_model_params *p)
+{
+    return (p->n_heads + 2 * p->n_kv_heads) * p->head_dim;
+}
+
+static bt_status take_buffers(bt_model *model)
+{
+    const bt_model_params *p = &model->params;
+    const size_t rows = model->rows_max;
+    model->x = bt_alloc_array(rows * p->dim, sizeof(float));
+    model->h = bt_alloc_array(rows * p->dim, sizeof(float));
+    model->qkv = bt_alloc_array(rows * qkv_width(p), sizeof(float));
+    model->attn = bt_alloc_array(rows * p->n_heads * p->head_dim, sizeof(float));
+    model->gate_up = bt_alloc_array(rows * 2 * p->n_ffn, sizeof(float));
+    model->ffn = bt_alloc_array(rows * p->n_ffn, sizeof(float));
+    model->last = bt_alloc_array((size_t)model->logits_max * p->dim, sizeof(float));
+    model->logits = bt_alloc_array((size_t)model->logits_max * p->n_vocab, sizeof(float));
+    const bool complete = model->x && model->h && model->qkv && model->attn && model->gate_up &&
+                          model->ffn && model->last && model->logits;
+    return complete ? BT_OK : BT_ENOMEM;
+}
+
+static bt_status make_rope(bt_model *model, const bt_rope *rope)
+{
+    model->n_rope = rope->n_rope;
+    model->rope = bt_alloc_array((size_t)model->params.context * rope->n_rope, sizeof(float));
+    if (!model->rope) {
+        return BT_ENOMEM;
+    }
+    bt_rope_fill(rope, model->params.context, model->rope);
+    return BT_OK;
+}
+
+static bt_status make_backend(bt_model *model, const bt_model_options *options, bt_error *err)
+{
+    const bt_model_params *p = &model->params;
+    const uint32_t widths[] = {p->dim, p->n_ffn, p->n_heads * p->head_dim};
+    uint32_t k = 0;
+    for (size_t i = 0; i < BT_ARRAY_LEN(widths); i++) {
+        k = widths[i] > k ? widths[i] : k;
+    }
+    const bt_backend_limits limits = {
+        .n_threads = options->n_threads,
+        .n_rows = options->rows_max,
+        .n_spans = options->spans_max,
+        .k = k,
+        .n_heads = p->n_heads,
+        .head_dim = p->head_dim,
+        .n_positions = p->context,
+    };
+    return bt_cpu_backend_create(options->kernels, &limits, &model->backend, err);
+}
+
+/* Whatever decides the bits of a result goes in. Of the RoPE table the first positions, which
+ * name it whatever this worker's context is. */
+static void make_ids(bt_model *model, const bt_rope *rope, const bt_gguf *gguf)
+{
+    float table[ROPE_SAMPLE_POSITIONS * HEAD_DIM_MAX];
+    BT_ASSERT(rope->n_rope <= HEAD_DIM_MAX);
+    bt_rope_fill(rope, ROPE_SAMPLE_POSITIONS, table);
+    size_t file_bytes;
+    const void *file = bt_gguf_file(gguf, &file_bytes);
+    model->fingerprint = bt_hash128_of(NULL, file, file_bytes);
+    bt_hash hash;
+    bt_hash128_init(&hash, NULL);
+    const char *class = model->backend->numerics;
+    const uint32_t format = (uint32_t)model->layout.format;
+    bt_hash_update(&hash, class, strlen(class) + 1);
+    bt_hash_update(&hash, &numerics_version, sizeof numerics_version);
+    bt_hash_update(&hash, &format, sizeof format);
+    bt_hash_update(&hash, table, (size_t)ROPE_SAMPLE_POSITIONS * rope->n_rope * sizeof(float));
+    bt_hash_update(&hash, &model->fingerprint, sizeof model->fingerprint);
+    model->numerics_id = bt_hash128_final(&hash);
+}
+
+static void make_name(bt_model *model, const bt_gguf *gguf, const char *path)
+{
+    bt_gguf_string name;
+    if (bt_gguf_get_string(gguf, "general.name", &name, NULL) != BT_OK || name.len == 0) {
+        const char *slash = strrchr(path, '/');
+        name.bytes = slash ? slash + 1 : path;
+        name.len = strlen(name.bytes);
+    }
+    const size_t len = bt_size_min(name.len, sizeof model->name - 1);
+    memcpy(model->name, name.bytes, len);
+    model->name[len] = '\0';
+}
+
+static bt_status load_file(bt_model *model, const bt_gguf *gguf, const bt_model_options *options,
+                           bt_error *err)
+{
+    bt_rope rope;
+    bt_status status =
+        bt_weights_read_params(gguf, options->context_max, &model->params, &rope, err);
+    if (status != BT_OK) {
+        return status;
+    }
+    const bt_model_params *p = &model->params;
+    if (!bt_kv_layout_init(&model->layout, p->n_layers, p->n_kv_heads, p->head_dim,
+                           options->kv_format)) {
+        return bt_error_set(err, BT_EUNSUPPORTED, "a KV block of this shape is too large");
+    }
+    if (make_rope(model, &rope) != BT_OK || take_buffers(model) != BT_OK) {
+        return bt_error_set(err, BT_ENOMEM,
+                            "no memory for steps of %u rows and a context of %u. Lower them",
+                            model->rows_max, p->context);
+    }
+    status = make_backend(model, options, err);
+    if (status == BT_OK) {
+        status = bt_weights_load(gguf, p, model->backend, options->progress, options->progress_ctx,
+                                 &model->weights, err);
+    }
+    if (status == BT_OK) {
+        make_name(model, gguf, options->path);
+        make_ids(model, &rope, gguf);
+    }
+    return status;
+}
+
+bt_status bt_model_load(const bt_model_options *options, bt_model **out, bt_error *err)
+{
+    BT_ASSERT(options->rows_max > 0 && options->spans_max > 0 && options->logits_max > 0);
+    bt_model *model = calloc(1, sizeof *model);
+    if (!model) {
+        return bt_error_set(err, BT_ENOMEM, "no memory for the model");
+    }
+    model->rows_max = options->rows_max;
+    model->spans_max = options->spans_max;
+    model->logits_max = options->logits_max;
+    bt_gguf *gguf = NULL;
+    bt_status status = bt_gguf_open(options->path, &gguf, err);
+    if (status == BT_OK) {
+        status = load_file(model, gguf, options, err);
+        bt_gguf_close(gguf);
+        if (status != BT_OK) {
+            bt_error_prefix(err, "cannot load model '%s'", options->path);
+        }
+    }
+    if (status != BT_OK) {
+        bt_model_destroy(model);
+        return status;
+    }
+    *out = model;
+    return BT_OK;
+}
+
+void bt_model_destroy(bt_model *model)
+{
+    if (!model) {
+        return;
+    }
+    if (model->backend) {
+        bt_weights_destroy(&model->weights, model->backend);
+        model->backend->ops->destroy(model->backend);
+    }
+    free(model->rope);
+    free(model->x);
+    free(model->h);
+    free(model->qkv);
+    free(model->attn);
+    free(model->gate_up);
+    free(model->ffn);
+    free(model->last);
+    free(model->logits);
+    free(model);
+}
+
+const bt_model_params *bt_model_get_params(const bt_model *model)
+{
+    return &model->params;
+}
+
+const bt_kv_layout *bt_model_kv_layout(const bt_model *model)
+{
+    return &model->layout;
+}
+
+const char *bt_model_kernels(const bt_model *model)
+{
+    return model->backend->name;
+}
+
+const char *bt_model_name(const bt_model *model)
+{
+    return model->name;
+}
+
+bt_hash128 bt_model_numerics_id(const bt_model *model)
+{
+    return model->numerics_id;
+}
+
+bt_hash128 bt_model_fingerprint(const bt_model *model)
+{
+    return model->fingerprint;
+}
+
+static void run_layer(bt_model *model, const bt_layer_weights *w, bt_attention_args *args,
+                      const bt_batch *batch, bt_model_layer_fn layer_done, void *ctx)
+{
+    const bt_model_params *p = &model->params;
+    bt_backend *be = model->backend;
+    const bt_backend_ops *ops = be->ops;
+    const uint32_t n = batch->n_rows;
+    ops->rms_norm(be, model->x, w->attn_norm, p->rms_eps, n, p->dim, model->h);
+    ops->matmul(be, w->qkv, model->h, n, model->qkv, qkv_width(p), false);
+    ops->rope_store(be, args, model->qkv);
+    if (layer_done) {
+        layer_done(ctx, batch, args->layer);
+    }
+    ops->attention(be, args, model->qkv, model->attn);
+    ops->matmul(be, w->attn_out, model->attn, n, model->x, p->dim, true);
+    ops->rms_norm(be, model->x, w->ffn_norm, p->rms_eps, n, p->dim, model->h);
+    ops->matmul(be, w->gate_up, model->h, n, model->gate_up, 2 * p->n_ffn, false);
+    ops->silu_mul(be, model->gate_up, n, p->n_ffn, model->ffn);
+    ops->matmul(be, w->down, model->ffn, n, model->x, p->dim, true);
+}
+
+const float *bt_model_forward(bt_model *model, const bt_batch *batch, uint8_t *pool,
+                              bt_model_layer_fn layer_done, void *ctx)
+{
+    BT_ASSERT(batch->n_rows > 0 && batch->n_rows <= model->rows_max);
+    BT_ASSERT(batch->n_spans <= model->spans_max);
+    BT_ASSERT(batch->n_logits <= model->logits_max);
+    const bt_model_params *p = &model->params;
+    bt_backend *be = model->backend;
+    bt_attention_args args = {
+        .layout = &model->layout,
+        .pool = pool,
+        .n_heads = p->n_heads,
+        .scale = 1.0F / sqrtf((float)p->head_dim),
+        .rope = model->rope,
+        .n_rope = model->n_rope,
+        .spans = batch->spans,
+        .n_spans = batch->n_spans,
+        .n_rows = batch->n_rows,
+    };
+    be->ops->embed(be, model->weights.embed, batch->tokens, batch->n_rows, model->x);
+    for (uint32_t layer = 0; layer < p->n_layers; layer++) {
+        args.layer = layer;
+        run_layer(model, &model->weights.layers[layer], &args, batch, layer_done, ctx);
+    }
+    if (batch->n_logits == 0) {
+        return model->logits;
+    }
+    for (uint32_t i = 0; i < batch->n_logits; i++) {
+        memcpy(model->last + (size_t)i * p->dim, model->x + (size_t)batch->logit_rows[i] * p->dim,
+               p->dim * sizeof(float));
+    }
+    be->ops->rms_norm(be, model->last, model->weights.output_norm, p->rms_eps, batch->n_logits,
+                      p->dim, model->last);
+    be->ops->matmul(be, model->weights.output, model->last, batch->n_logits, model->logits,
+                    p->n_vocab, false);
+    return model->logits;
+}
