@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/cpu/paths.h"
+
+#include <string.h>
+
+static bool has_avx512(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2");
+#else
+    return false;
+#endif
+}
+
+static bool has_avx2(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+}
+
+static bool has_c(void)
+{
+    return true;
+}
+
+static const bt_cpu_path paths[] = {
+#if defined(__x86_64__)
+    {"avx512", "AVX-512 F, BW, VL and DQ", has_avx512, bt_cpu_kernels_avx512},
+    {"avx2", "AVX2 and FMA", has_avx2, bt_cpu_kernels_avx2},
+#endif
+    {"portable", "nothing", has_c, bt_cpu_kernels_portable},
+    {"reference", "nothing", has_c, NULL},
+};
+
+const bt_cpu_path *bt_cpu_paths(size_t *n)
+{
+    *n = BT_ARRAY_LEN(paths);
+    return paths;
+}
+
+const bt_cpu_path *bt_cpu_path_find(const char *name)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(paths); i++) {
+        if (strcmp(paths[i].name, name) == 0) {
+            return &paths[i];
+        }
+    }
+    return NULL;
+}
+
+const bt_cpu_path *bt_cpu_path_choose(void)
+{
+    size_t i = 0;
+    while (!paths[i].is_supported()) {
+        i++;
+    }
+    return &paths[i];
+}
