@@ -9,8 +9,8 @@
  *   - on_message is called once per message, only after bt_rpc_call_recv() asked for
  *     one (one ask, one message: that is the flow control);
  *   - one send is in flight at a time; on_sent says that the next may start;
- *   - on_done is called exactly once, last, also after cancel; then the call is
- *     gone, unless bt_rpc_call_finish() is still owed on a server call (see there).
+ *   - on_done is called exactly once, last, also after cancel; when it returns the
+ *     call is gone.
  *
  * Threading: loop thread only.
  * Memory:    calls are heap objects owned by this module.
@@ -44,7 +44,7 @@ typedef enum bt_rpc_code {
 /* The gRPC code that a status shows as. */
 bt_rpc_code bt_rpc_code_of(bt_status status);
 
-typedef struct bt_rpc bt_rpc;           /* completion queue and its thread */
+typedef struct bt_rpc bt_rpc; /* completion queue and its thread */
 typedef struct bt_rpc_server bt_rpc_server;
 typedef struct bt_rpc_channel bt_rpc_channel;
 typedef struct bt_rpc_call bt_rpc_call; /* one RPC, on the server's or the client's side */
@@ -55,7 +55,9 @@ typedef struct bt_rpc_meta {
 } bt_rpc_meta;
 
 typedef struct bt_rpc_callbacks {
-    /* `data` is valid during the callback. NULL, 0: the peer half-closed (no more come). */
+    /* `data` is valid during the callback. `end` (NULL, 0): no more come; on the server's
+     * side the client has half-closed, on the client's side the status follows (which
+     * gRPC shows only to clients that asked for messages to the end, or cancelled). */
     void (*on_message)(bt_rpc_call *call, const uint8_t *data, size_t len, bool end, void *ctx);
     /* The message handed to send() has left; the next may be sent. May be NULL. */
     void (*on_sent)(bt_rpc_call *call, void *ctx);
@@ -72,10 +74,10 @@ void bt_rpc_destroy(bt_rpc *rpc);
 
 /* ---- server ---- */
 typedef struct bt_rpc_server_options {
-    const char *address;              /* "host:port" or "unix:path"; port 0 takes a free one */
-    size_t message_bytes_max;         /* received messages; 0: 4 MiB */
-    size_t metadata_bytes_max;        /* 0: 16 KiB */
-    unsigned concurrent_streams_max;  /* for each connection; 0: 1024 */
+    const char *address;             /* "host:port" or "unix:path"; port 0 takes a free one */
+    size_t message_bytes_max;        /* received messages; 0: 4 MiB */
+    size_t metadata_bytes_max;       /* 0: 16 KiB */
+    unsigned concurrent_streams_max; /* for each connection; 0: 1024 */
 } bt_rpc_server_options;
 
 /* A new call: set callbacks with bt_rpc_call_accept() or refuse with finish(). */
@@ -121,8 +123,9 @@ bool bt_rpc_call_can_send(const bt_rpc_call *call);
 void bt_rpc_call_set_reply_meta(bt_rpc_call *call, const bt_rpc_meta *meta, size_t n);
 
 /* Server side: ends the call with a status and trailing metadata (n may be 0); waits for
- * a send in flight. Must be called once for every accepted or refused call, also after
- * on_done(CANCELLED) told that nobody listens: from inside on_done at the latest. */
+ * a send in flight. Owed for every call, unless on_done(CANCELLED) comes first: then nobody
+ * listens any more, and there is nothing to finish. Metadata entries that HTTP/2 does not
+ * allow are left out. */
 void bt_rpc_call_finish(bt_rpc_call *call, bt_rpc_code code, const char *message,
                         const bt_rpc_meta *trailing, size_t n);
 
@@ -132,7 +135,9 @@ void bt_rpc_call_close_send(bt_rpc_call *call);
 /* Either side: ends it now; on_done follows. */
 void bt_rpc_call_cancel(bt_rpc_call *call);
 
-/* Server side: value of a request's metadata key, or NULL. Valid until on_done. */
+/* Value of a metadata key that the peer sent, or NULL: on the server's side the request's; on
+ * the client's side the reply's initial metadata from its first message on, and inside
+ * on_done the trailing metadata too. Valid until on_done returns. */
 const char *bt_rpc_call_meta(const bt_rpc_call *call, const char *key);
 
 /* Server side: what is left of the deadline in ns; INT64_MAX without one. */
@@ -143,10 +148,10 @@ const char *bt_rpc_call_peer(const bt_rpc_call *call);
 
 /* ---- channel ---- */
 typedef struct bt_rpc_channel_options {
-    const char *address;           /* "host:port" or "unix:path" */
-    size_t message_bytes_max;      /* received; 0: 4 MiB */
-    uint64_t keepalive_ms;         /* 0: 10,000 */
-    uint64_t reconnect_max_ms;     /* longest back-off between tries; 0: 1,000 */
+    const char *address;       /* "host:port" or "unix:path" */
+    size_t message_bytes_max;  /* received; 0: 4 MiB */
+    uint64_t keepalive_ms;     /* 0: 10,000 */
+    uint64_t reconnect_max_ms; /* longest back-off between tries; 0: 1,000 */
 } bt_rpc_channel_options;
 
 BT_MUST_CHECK bt_status bt_rpc_channel_create(bt_rpc *rpc, const bt_rpc_channel_options *options,
@@ -157,13 +162,14 @@ void bt_rpc_channel_destroy(bt_rpc_channel *channel);
 
 typedef struct bt_rpc_start {
     const char *path;
-    int64_t deadline_ns;      /* from now; 0: none */
-    const bt_rpc_meta *meta;  /* copied */
+    int64_t deadline_ns;     /* from now; 0: none */
+    const bt_rpc_meta *meta; /* copied */
     size_t n_meta;
     bool wait_for_ready;
 } bt_rpc_start;
 
-/* Starts a call. On BT_OK callbacks follow, on_done last. */
+/* Starts a call. On BT_OK callbacks follow, on_done last. BT_EINVAL: metadata that HTTP/2 does
+ * not allow. */
 BT_MUST_CHECK bt_status bt_rpc_channel_start(bt_rpc_channel *channel, const bt_rpc_start *start,
                                              const bt_rpc_callbacks *callbacks, void *ctx,
                                              bt_rpc_call **out);

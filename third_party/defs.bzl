@@ -18,12 +18,13 @@ def bt_library(name, copts = [], **attrs):
 def bt_binary(name, copts = [], **attrs):
     native.cc_binary(name = name, copts = WARNINGS + copts, **attrs)
 
-def bt_test(name, srcs = None, deps = [], copts = [], size = "small", **attrs):
+def bt_test(name, srcs = None, deps = [], copts = [], data = [], size = "small", **attrs):
     """A cmocka test, `name`.c unless srcs says otherwise."""
     native.cc_test(
         name = name,
         srcs = srcs or [name + ".c"],
         copts = WARNINGS + copts,
+        data = data + ["//tests:tsan.supp"],
         deps = deps + ["@system//:cmocka"],
         size = size,
         **attrs
