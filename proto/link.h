@@ -174,27 +174,27 @@ typedef struct bt_link_worker_callbacks {
 } bt_link_worker_callbacks;
 
 typedef struct bt_link_worker_options {
-    const bt_link_hello *hello;  /* copied */
-    const char *const *routers;  /* "host:port" each; copied */
-    uint32_t n_routers;          /* 1 .. BT_LINK_ROUTERS_MAX */
-    uint32_t runs_max;           /* open runs; further ones are refused; 0: 4,096 */
-    uint32_t load_ms;            /* period of load reports; 0: 200 */
-    size_t outbox_bytes_max;     /* unsent bytes for one router; 0: 8 MiB */
+    const bt_link_hello *hello;                /* copied */
+    const char *const *routers;                /* "host:port" each; copied */
+    uint32_t n_routers;                        /* 1 .. BT_LINK_ROUTERS_MAX */
+    uint32_t runs_max;                         /* open runs; further ones are refused; 0: 4,096 */
+    uint32_t load_ms;                          /* period of load reports; 0: 200 */
+    size_t outbox_bytes_max;                   /* unsent bytes for one router; 0: 8 MiB */
     const bt_link_worker_callbacks *callbacks; /* outlives the link */
     void *ctx;
 } bt_link_worker_options;
 
 typedef struct bt_link_worker_stats {
-    uint64_t sessions;          /* set up so far */
-    uint64_t refusals;          /* by routers: version, key, tokenizer, name */
-    uint64_t runs;              /* on_run calls */
-    uint64_t runs_duplicate;    /* ignored: (id, attempt) was open */
-    uint64_t runs_refused;      /* table full or malformed; answered with finished */
-    uint64_t cancels_unknown;   /* ignored */
-    uint64_t events_late;       /* tokens, finished: unknown run or router gone; dropped */
-    uint64_t blocks_dropped;    /* block events left out for lack of room; a snapshot follows */
+    uint64_t sessions;        /* set up so far */
+    uint64_t refusals;        /* by routers: version, key, tokenizer, name */
+    uint64_t runs;            /* on_run calls */
+    uint64_t runs_duplicate;  /* ignored: (id, attempt) was open */
+    uint64_t runs_refused;    /* table full or malformed; answered with finished */
+    uint64_t cancels_unknown; /* ignored */
+    uint64_t events_late;     /* tokens, finished: unknown run or router gone; dropped */
+    uint64_t blocks_dropped;  /* block events left out for lack of room; a snapshot follows */
     uint64_t snapshots;
-    uint64_t outbox_overflows;  /* sessions ended because a router did not read */
+    uint64_t outbox_overflows; /* sessions ended because a router did not read */
     uint32_t routers_up;
     uint32_t runs_open;
 } bt_link_worker_stats;
@@ -213,8 +213,8 @@ void bt_link_worker_finished(bt_link_worker *link, const bt_link_finished *finis
 /* Blocks that joined or left the prefix cache, for all routers. The link keeps the set of what
  * is held (pool_blocks of the hello at most), so snapshots need nobody's help. With the
  * outbox more than half full these events are left out and a snapshot follows later. */
-void bt_link_worker_blocks(bt_link_worker *link, bt_link_blocks_kind kind,
-                           const bt_block_hash *ids, size_t n);
+void bt_link_worker_blocks(bt_link_worker *link, bt_link_blocks_kind kind, const bt_block_hash *ids,
+                           size_t n);
 
 /* The load from now on: sent each load_ms, and with a flush when it changed (at most each
  * 10 ms). */
@@ -254,10 +254,10 @@ typedef struct bt_link_router_callbacks {
 typedef struct bt_link_router_options {
     const char *name; /* told to workers, for their logs */
     uint8_t cluster_key_print[BT_LINK_ID_BYTES];
-    uint32_t workers_max;    /* further ones are refused; 0: 1,024 */
-    uint32_t ping_ms;        /* 0: 500 */
-    uint32_t silence_ms;     /* a worker silent for so long is down; 0: 3,000 */
-    size_t outbox_bytes_max; /* unsent bytes for one worker; 0: 32 MiB */
+    uint32_t workers_max;                      /* further ones are refused; 0: 1,024 */
+    uint32_t ping_ms;                          /* 0: 500 */
+    uint32_t silence_ms;                       /* a worker silent for so long is down; 0: 3,000 */
+    size_t outbox_bytes_max;                   /* unsent bytes for one worker; 0: 32 MiB */
     const bt_link_router_callbacks *callbacks; /* outlives the link */
     void *ctx;
 } bt_link_router_options;
@@ -265,9 +265,9 @@ typedef struct bt_link_router_options {
 typedef struct bt_link_router_stats {
     uint64_t attaches;
     uint64_t refusals;
-    uint64_t silences;         /* workers given up for silence */
-    uint64_t malformed;        /* streams ended because a message made no sense */
-    uint64_t block_gaps;       /* snapshots asked for */
+    uint64_t silences;   /* workers given up for silence */
+    uint64_t malformed;  /* streams ended because a message made no sense */
+    uint64_t block_gaps; /* snapshots asked for */
     uint32_t workers_up;
 } bt_link_router_stats;
 
