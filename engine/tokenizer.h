@@ -59,15 +59,19 @@ typedef enum bt_token_kind {
     BT_TOKEN_BYTE = 6,
 } bt_token_kind;
 
-enum { BT_TOKENIZER_FINGERPRINT_BYTES = 16 };
+enum {
+    BT_TOKENIZER_FINGERPRINT_BYTES = 16,
+    BT_TOKENIZER_TEXT_BYTES_MAX = 1 << 30, /* of one encode() */
+};
 
 /* Reads the tokenizer of `gguf`. On BT_OK the caller owns *out.
  * BT_EUNSUPPORTED: model or pre-tokenizer that isn't supported; *err names it and those
- * that are. BT_ENOTFOUND, BT_EINVAL: a key is missing or wrong. BT_ENOMEM. */
+ * that are. BT_ENOTFOUND, BT_EINVAL: a key is missing or wrong. BT_ENOMEM.
+ * One create() at a time in a process, since Oniguruma's start isn't guarded. */
 BT_MUST_CHECK bt_status bt_tokenizer_create(const bt_gguf *gguf, bt_tokenizer **out, bt_error *err);
 
 /* Appends the ids of `text`. On failure *out keeps what it held before.
- * BT_EINVAL: not UTF-8; *err has the offset of the first bad byte. BT_ENOMEM. */
+ * BT_EINVAL: not UTF-8 (*err has the offset of the first bad byte) or too long. BT_ENOMEM. */
 BT_MUST_CHECK bt_status bt_tokenizer_encode(const bt_tokenizer *tokenizer, const char *text,
                                             size_t len, unsigned flags, bt_token_list *out,
                                             bt_error *err);
@@ -96,6 +100,9 @@ int32_t bt_tokenizer_eos(const bt_tokenizer *tokenizer);
 /* Whether encode() with BT_TOKENIZE_ADD puts BOS first. */
 bool bt_tokenizer_adds_bos(const bt_tokenizer *tokenizer);
 
+/* Whether text that begins gets a space before it (SentencePiece). */
+bool bt_tokenizer_adds_space(const bt_tokenizer *tokenizer);
+
 /* The tokens that end a generation: EOS, EOT, EOM of the metadata and the well-known
  * control tokens that end a turn ("<|im_end|>", "<|eot_id|>", ...). Ascending. */
 const int32_t *bt_tokenizer_end_tokens(const bt_tokenizer *tokenizer, size_t *n);
@@ -114,5 +121,8 @@ BT_MUST_CHECK bt_status bt_token_list_append(bt_token_list *list, const int32_t 
 
 void bt_text_deinit(bt_text *text);
 BT_MUST_CHECK bt_status bt_text_append(bt_text *text, const char *bytes, size_t len);
+
+/* Room for `extra` bytes more, so that appending them cannot fail. */
+BT_MUST_CHECK bt_status bt_text_reserve(bt_text *text, size_t extra);
 
 #endif /* BT_ENGINE_TOKENIZER_H */
