@@ -21,23 +21,25 @@ typedef struct bt_worker_run {
     bt_request_id id;
     uint32_t attempt;
     bt_link_mode mode;
-    bt_sequence *seq;     /* reset by open(); its user points back here */
-    uint32_t n_tokens;    /* known at arrival: prompt, and on a retry what was generated */
+    bt_sequence *seq;  /* reset by open(); its user points back here */
+    uint32_t n_tokens; /* known at arrival: prompt, and on a retry what was generated */
     uint32_t n_prompt;
-    uint32_t n_blocks;    /* of the known tokens */
+    uint32_t n_blocks; /* of the known tokens */
+    uint32_t max_tokens;
     int64_t arrived_ns;
     int64_t deadline_ns;  /* INT64_MAX: none */
     bt_link_kv_peer peer; /* with has_peer */
     bool has_peer;
 
     /* The role's (prefill/worker.c, decode/worker.c draw how these change). */
-    bool in_engine;    /* posted, DONE has not come */
-    bool in_transfer;  /* source or sink has it, its last callback has not come */
-    bool started;      /* STARTED or PULL came */
-    bool lent;         /* blocks are lent and not yet given back by a command */
-    bool cancelled;    /* CANCEL was posted */
-    bool ends;         /* the request ended with its first token */
-    bool stopping;     /* its end is decided: status and error say why */
+    bool in_engine;   /* posted, DONE has not come */
+    bool in_transfer; /* source or sink has it, its last callback has not come */
+    bool started;     /* STARTED or PULL came, or the first token of a whole run */
+    bool lent;        /* prefill: STARTED came, RELEASE is owed. decode: PULLED or PULL_DROPPED
+                       * is owed */
+    bool cancelled;   /* CANCEL was posted */
+    bool ends;        /* the request ended with its first token */
+    bool stopping;    /* its end is decided: status and error say why */
     bt_status status;
     bt_error error;
     bt_finish_reason reason;

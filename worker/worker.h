@@ -28,28 +28,27 @@ typedef struct bt_kv_loopback bt_kv_loopback; /* kvtransfer/transport.h */
 /* What an operator decides about a worker; both roles take the same. 0 means the default. */
 typedef struct bt_worker_options {
     const char *name;           /* unique in the cluster; copied */
-    const char *const *routers; /* "host:port" of each router's attach address; copied */
+    const char *const *routers; /* "host:port" of each attach address; borrowed until start */
     uint32_t n_routers;         /* 1 .. BT_LINK_ROUTERS_MAX */
     bt_link_role role;          /* of a decode worker: DECODE or BOTH */
     bt_model *model;            /* borrowed until destroy; loaded with bt_worker_size_model() */
-    bt_kv_pool *pool;           /* borrowed; NULL: the worker makes one of pool_blocks */
-    uint32_t pool_blocks;       /* at least 1, unless a pool is given */
+    uint32_t pool_blocks;       /* at least 1 */
     bool pool_touch;            /* take the pool's memory at once */
     uint8_t tokenizer_hash[BT_LINK_ID_BYTES];    /* bt_tokenizer_fingerprint() */
     uint8_t cluster_key_print[BT_LINK_ID_BYTES]; /* bt_cluster_key_print() */
     bool allow_mixed_numerics;
     bool no_prefix_cache;
-    uint32_t requests_max;  /* runs open at a time; 256 */
-    uint32_t running_max;   /* sequences in one step; 64 */
-    uint32_t token_budget;  /* rows of a step; 512 */
-    uint32_t chunk;         /* prompt rows of one sequence in a step, a multiple of 16; 256 */
-    const char *kv_tcp;     /* prefill: serve KV here, "host:port"; NULL: no tcp */
-    const char *kv_unix;    /* prefill: path or "@name" for peers on this host; NULL: no shm */
-    const char *kv_advertise_host; /* NULL: the host of kv_tcp */
-    bt_kv_transport kv_transport;  /* decode: AUTO, or pin one */
-    bt_kv_loopback *kv_loopback;   /* NULL: none */
-    uint32_t kv_peers_max;         /* KV connections; 64 */
-    uint32_t lease_ms;             /* BT_KV_LEASE_MS */
+    uint32_t requests_max; /* runs open at a time; 256 */
+    uint32_t running_max;  /* sequences in one step; 64 */
+    uint32_t token_budget; /* rows of a step; 512 */
+    uint32_t chunk;        /* prompt rows of one sequence in a step, a multiple of 16; 256 */
+    const char *kv_tcp;    /* prefill: serve KV here, "host:port"; NULL: no tcp */
+    const char *kv_unix;   /* prefill: path or "@name" for peers on this host; NULL: no shm */
+    const char *kv_advertise_host;  /* NULL: the host of kv_tcp */
+    bt_kv_transport kv_transport;   /* decode: AUTO, or pin one */
+    bt_kv_loopback *kv_loopback;    /* NULL: none */
+    uint32_t kv_peers_max;          /* KV connections; 64 */
+    uint32_t lease_ms;              /* BT_KV_LEASE_MS */
     uint64_t kv_rate_limit_bytes_s; /* 0: none */
     uint32_t load_ms;               /* period of load reports; 200 */
     bt_metrics *metrics;            /* NULL: none */
@@ -75,8 +74,6 @@ typedef struct bt_worker_role_ops {
     void (*event)(const void *event, void *ctx);
     /* Posts the scheduler's AUDIT; its answer goes to bt_worker_audited(). */
     void (*audit)(void *ctx);
-    /* Does what source or sink have due (for bt_worker_tick). */
-    void (*tick)(void *ctx);
 } bt_worker_role_ops;
 
 /* What a role counts; since start. */

@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A run that pulls, and what moves it on ("engine" and "sink" say who still has it):
+ *
+ *   on_run --open, RUN_PULL--> queued    engine, sink   linked to the source, its lease renewed
+ *   PULL --------------------> pulling   engine, sink   blocks are reserved: the sink fills them
+ *   done --------------------> running   engine         PULLED with the first token
+ *     TOKEN*                                            to the router
+ *   DONE --------------------> finished                 FINISHED to the router
+ *
+ * Exactly one of PULLED and PULL_DROPPED is posted, and only when the sink has called back for
+ * the last time: then nobody writes the blocks, whether PULL has come yet or not. So whatever
+ * stops a run before that (router, deadline, shutdown) only cancels the sink; the sink's
+ * failed() then posts PULL_DROPPED, and DONE ends the run. A PULL that crosses PULL_DROPPED in
+ * the queues is left alone. Once it runs, CANCEL stops it.
+ *
+ * A request that ended with its first token (`ends`) drops its pull and is done here; its tokens
+ * and its finish reason are the prefill worker's to tell. Otherwise the first token goes to
+ * the router from here too: should the prefill worker die between telling us and telling the
+ * router, nothing is missing. The router drops duplicates.
+ *
+ * A whole run is RUN_WHOLE, TOKEN*, DONE; CANCEL stops it at any time.
+ */
+#include "decode/worker.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.h"
+#include "common/clock.h"
+#include "decode/scheduler.h"
+#include "worker/first_token.h"
+
+enum {
+    COMMANDS_PER_RUN = 3, /* RUN, PULLED or PULL_DROPPED, CANCEL */
+    PULL_S_MAX = 86400,   /* of a request without a deadline; the sink wants one */
+};
+
+struct bt_decode_worker {
+    bt_worker *base;
+    bt_decode_scheduler *scheduler;
+    bt_kv_sink *sink;
+};
+
+static bt_kv_transfer transfer_of(const bt_worker_run *run)
+{
+    return (bt_kv_transfer){.request = run->id, .attempt = run->attempt};
+}
+
+static void post(bt_decode_worker *worker, const bt_decode_command *command)
+{
+    bt_worker_post(worker->base, command);
+}
+
+/* ------------------------------------------------------------------- from the routers ---- */
+
+static bt_status open_pull(bt_decode_worker *worker, const bt_worker_run *run, bt_error *err)
+{
+    bt_kv_peer peer = {.incarnation = run->peer.incarnation};
+    memcpy(peer.boot_id, run->peer.boot_id, sizeof peer.boot_id);
+    snprintf(peer.tcp, sizeof peer.tcp, "%.*s", (int)sizeof peer.tcp - 1, run->peer.kv_tcp);
+    snprintf(peer.shm, sizeof peer.shm, "%.*s", (int)sizeof peer.shm - 1, run->peer.kv_unix);
+    const int64_t deadline_ns = run->deadline_ns != INT64_MAX
+                                    ? run->deadline_ns
+                                    : run->arrived_ns + PULL_S_MAX * INT64_C(1000000000);
+    return bt_kv_sink_open(worker->sink, transfer_of(run), &peer, deadline_ns, err);
+}
+
+static void on_run(bt_worker_run *run, void *ctx)
+{
+    bt_decode_worker *worker = ctx;
+    const bool pulls = run->mode == BT_LINK_MODE_DECODE;
+    if (pulls) {
+        bt_error err = {{0}};
+        const bt_status status = open_pull(worker, run, &err);
+        if (status != BT_OK) {
+            bt_worker_stop_run(worker->base, run, status == BT_AGAIN ? BT_EEXHAUSTED : status,
+                               "cannot pull the KV cache from '%s': %s", run->peer.name, err.text);
+            return;
+        }
+        run->in_transfer = true;
+        run->lent = true;
+    }
+    run->in_engine = true;
+    const bt_decode_command command = {
+        .kind = pulls ? BT_DECODE_COMMAND_RUN_PULL : BT_DECODE_COMMAND_RUN_WHOLE,
+        .seq = run->seq,
+    };
+    post(worker, &command);
+}
+
+static void on_stop(bt_worker_run *run, void *ctx)
+{
+    bt_decode_worker *worker = ctx;
+    if (run->in_transfer) {
+        /* NOTFOUND: ended already, its callback is on its way. */
+        (void)bt_kv_sink_cancel(worker->sink, transfer_of(run));
+    } else if (run->in_engine && !run->lent && !run->cancelled) { /* it runs, or is whole */
+        run->cancelled = true;
+        const bt_decode_command command = {.kind = BT_DECODE_COMMAND_CANCEL, .seq = run->seq};
+        post(worker, &command);
+    }
+    bt_worker_finish_run(worker->base, run);
+}
+
+/* ---------------------------------------------------------------------- from the sink ---- */
+
+/* The pull is over without its KV: the engine gives the blocks back, if it has any. */
+static void drop(bt_decode_worker *worker, bt_worker_run *run)
+{
+    BT_ASSERT(!run->in_transfer);
+    if (!run->in_engine) {
+        bt_worker_finish_run(worker->base, run);
+        return;
+    }
+    BT_ASSERT(run->lent);
+    run->lent = false;
+    const bt_decode_command command = {
+        .kind = BT_DECODE_COMMAND_PULL_DROPPED, .status = run->status, .seq = run->seq};
+    post(worker, &command);
+}
+
+static void post_pulled(bt_decode_worker *worker, bt_worker_run *run, int32_t token)
+{
+    BT_ASSERT(run->lent);
+    BT_ASSERT(run->started);
+    run->lent = false;
+    const bt_decode_command command = {
+        .kind = BT_DECODE_COMMAND_PULLED, .seq = run->seq, .token = token};
+    post(worker, &command);
+}
+
+static void take_stats(bt_worker_run *run, const bt_kv_pull_stats *stats)
+{
+    run->transport = bt_kv_transport_name(stats->transport);
+    run->bytes_moved = stats->bytes;
+    run->blocks_moved = stats->blocks_moved;
+    run->blocks_skipped = stats->blocks_skipped;
+    /* What the transfer added: from where both the prompt was computed and the blocks were
+     * here to take it. */
+    const int64_t ready_ns =
+        stats->complete_ns > stats->pulled_ns ? stats->complete_ns : stats->pulled_ns;
+    run->transfer_ns = stats->done_ns > ready_ns ? (uint64_t)(stats->done_ns - ready_ns) : 0;
+}
+
+static bt_worker_run *end_transfer(bt_decode_worker *worker, bt_kv_transfer transfer)
+{
+    bt_worker_run *run = bt_worker_find(worker->base, transfer);
+    BT_ASSERT(run != NULL);
+    BT_ASSERT(run->in_transfer);
+    run->in_transfer = false;
+    return run;
+}
+
+static void on_pulled(const bt_kv_done *done, void *ctx)
+{
+    bt_decode_worker *worker = ctx;
+    bt_worker_run *run = end_transfer(worker, done->transfer);
+    take_stats(run, done->stats);
+    run->ends = done->ends;
+    if (run->stopping || done->ends) {
+        drop(worker, run);
+        return;
+    }
+    bt_first_token first;
+    const bt_status status = bt_first_token_unpack(done->blob, done->blob_bytes,
+                                                   bt_worker_params(worker->base)->n_vocab, &first);
+    if (status != BT_OK || first.index != run->generated_before) {
+        bt_worker_stop_run(worker->base, run, BT_EPROTOCOL,
+                           "'%s' sent a first token that makes no sense", run->peer.name);
+        drop(worker, run);
+        return;
+    }
+    run->computed_ns = bt_clock_now_ns();
+    bt_worker_run_token(worker->base, run, first.index, false, &first.result);
+    post_pulled(worker, run, first.result.token);
+}
+
+static void on_failed(bt_kv_transfer transfer, bt_status status, const char *text, void *ctx)
+{
+    bt_decode_worker *worker = ctx;
+    bt_worker_run *run = end_transfer(worker, transfer);
+    bt_worker_stop_run(worker->base, run, status, "the KV cache could not be pulled from '%s': %s",
+                       run->peer.name, text != NULL ? text : bt_status_text(status));
+    drop(worker, run);
+}
+
+static void on_trace(const bt_kv_trace *event, void *ctx)
+{
+    bt_decode_worker *worker = ctx;
+    const bt_worker_options *o = bt_worker_get_options(worker->base);
+    o->kv_trace(event, o->kv_trace_ctx);
+}
+
+/* -------------------------------------------------------------------- from the engine ---- */
+
+static void on_pull(bt_decode_worker *worker, bt_worker_run *run, uint32_t n_skip)
+{
+    run->started = true;
+    run->started_ns = bt_clock_now_ns();
+    if (!run->in_transfer) {
+        return; /* dropped meanwhile */
+    }
+    BT_ASSERT(run->seq->n_blocks >= run->n_blocks);
+    bt_error err = {{0}};
+    const bt_status status = bt_kv_sink_pull(worker->sink, transfer_of(run), run->seq->blocks,
+                                             run->n_blocks, n_skip, &err);
+    if (status != BT_OK && status != BT_ENOTFOUND) {
+        bt_worker_stop_run(worker->base, run, status, "cannot pull the KV cache: %s", err.text);
+    }
+}
+
+static void on_token(bt_decode_worker *worker, bt_worker_run *run, const bt_decode_event *event)
+{
+    run->started = true;
+    run->reason = event->finish;
+    if (run->computed_ns == 0) {
+        run->computed_ns = bt_clock_now_ns();
+    }
+    if (!run->stopping) {
+        bt_worker_run_token(worker->base, run, event->index, false, &event->u.token);
+    }
+}
+
+static void on_done(bt_decode_worker *worker, bt_worker_run *run, const bt_decode_event *event)
+{
+    run->in_engine = false;
+    run->lent = false; /* still set: the engine refused it, and the sink is yet to be told */
+    if (event->status != BT_OK && !run->stopping) {
+        bt_worker_stop_run(worker->base, run, event->status, "the request could not be run: %s",
+                           bt_status_text(event->status));
+        return; /* on_stop() saw to the rest */
+    }
+    run->reason = event->finish;
+    bt_worker_finish_run(worker->base, run);
+}
+
+static void report(bt_decode_worker *worker, const bt_decode_stats *stats)
+{
+    const bt_kv_sink_counters *kv = bt_kv_sink_counters_get(worker->sink);
+    const bt_worker_tally tally = {
+        .load =
+            {
+                .blocks_free = stats->blocks_free,
+                .blocks_cached = stats->blocks_cached,
+                .requests_running = stats->n_running + stats->n_pulling,
+                .requests_waiting = stats->n_waiting,
+                .waiting_tokens = stats->waiting_tokens,
+                .prefill_tokens = stats->n_prefill_tokens,
+                .recomputed_tokens = stats->n_recomputed_tokens,
+                .decode_tokens = stats->n_decode_tokens,
+                .prefix_hit_tokens = stats->n_cached_tokens,
+                .prefix_miss_tokens =
+                    (stats->cache.n_lookups - stats->cache.n_hits) * BT_KV_BLOCK_TOKENS,
+                .preemptions = stats->n_preemptions,
+                .pulls = kv->done,
+                .partial_pulls = stats->n_partial_pulls,
+                .blocks_pulled = kv->blocks_moved,
+                .bytes_pulled = kv->bytes,
+                .pulls_failed = kv->failed,
+            },
+        .parts_corrupt = kv->rejected_corrupt,
+        .parts_duplicate = kv->rejected_duplicate,
+        .parts_late = kv->rejected_late,
+        .parts_unknown = kv->rejected_unknown + kv->frames_rejected,
+    };
+    bt_worker_report(worker->base, &tally);
+}
+
+static void on_event(const void *item, void *ctx)
+{
+    bt_decode_worker *worker = ctx;
+    const bt_decode_event *event = item;
+    bt_worker_run *run = event->seq != NULL ? event->seq->user : NULL;
+    switch (event->kind) {
+    case BT_DECODE_EVENT_PULL:
+        on_pull(worker, run, event->index);
+        break;
+    case BT_DECODE_EVENT_ECHO:
+        run->started = true;
+        if (!run->stopping) {
+            bt_worker_run_token(worker->base, run, event->index, true, &event->u.token);
+        }
+        break;
+    case BT_DECODE_EVENT_TOKEN:
+        on_token(worker, run, event);
+        break;
+    case BT_DECODE_EVENT_DONE:
+        on_done(worker, run, event);
+        break;
+    case BT_DECODE_EVENT_BLOCK:
+        bt_worker_block(worker->base, event->u.block.stored, &event->u.block.identity);
+        break;
+    case BT_DECODE_EVENT_STATS:
+        report(worker, &event->u.stats);
+        break;
+    case BT_DECODE_EVENT_AUDIT:
+        bt_worker_audited(worker->base, event->status);
+        break;
+    }
+}
+
+static void audit(void *ctx)
+{
+    const bt_decode_command command = {.kind = BT_DECODE_COMMAND_AUDIT};
+    post(ctx, &command);
+}
+
+/* ------------------------------------------------------------------------------- life ---- */
+
+static const bt_worker_role_ops role_ops = {
+    .modes = 1u << BT_LINK_MODE_DECODE | 1u << BT_LINK_MODE_WHOLE,
+    .command_bytes = sizeof(bt_decode_command),
+    .event_bytes = sizeof(bt_decode_event),
+    .commands_per_run = COMMANDS_PER_RUN,
+    .run = on_run,
+    .stop = on_stop,
+    .event = on_event,
+    .audit = audit,
+};
+
+static bt_status make_scheduler(bt_decode_worker *worker, bt_error *err)
+{
+    const bt_worker_options *o = bt_worker_get_options(worker->base);
+    const bt_decode_scheduler_options options = {
+        .cache = bt_worker_cache(worker->base),
+        .engine = bt_worker_engine(worker->base),
+        .params = bt_worker_params(worker->base),
+        .token_budget = o->token_budget,
+        .chunk = o->chunk,
+        .running_max = o->running_max,
+    };
+    const bt_status status = bt_decode_scheduler_create(&options, &worker->scheduler);
+    if (status != BT_OK) {
+        return bt_error_set(err, status, "cannot make the scheduler: %s", bt_status_text(status));
+    }
+    bt_kv_cache_set_changed(bt_worker_cache(worker->base), bt_decode_scheduler_block_changed,
+                            worker->scheduler);
+    return BT_OK;
+}
+
+static bt_status make_sink(bt_decode_worker *worker, bt_loop *loop, bt_error *err)
+{
+    const bt_worker_options *o = bt_worker_get_options(worker->base);
+    bt_kv_pool *pool = bt_worker_pool(worker->base);
+    const bt_kv_sink_options options = {
+        .terms = bt_worker_terms(worker->base),
+        .incarnation = bt_worker_incarnation(worker->base),
+        .pool_base = bt_kv_pool_base(pool),
+        .n_blocks = bt_kv_pool_n_blocks(pool),
+        .transport = o->kv_transport,
+        .loopback = o->kv_loopback,
+        .max_transfers = o->requests_max,
+        .max_transfer_blocks =
+            (uint32_t)bt_div_ceil(bt_worker_params(worker->base)->context, BT_KV_BLOCK_TOKENS),
+        .max_peers = o->kv_peers_max,
+        .lease_ms = o->lease_ms,
+        .rate_limit_bytes_s = o->kv_rate_limit_bytes_s,
+    };
+    const bt_kv_sink_callbacks callbacks = {
+        .done = on_pulled,
+        .failed = on_failed,
+        .trace = o->kv_trace != NULL ? on_trace : NULL,
+        .ctx = worker,
+    };
+    return bt_kv_sink_create(loop, &options, &callbacks, &worker->sink, err);
+}
+
+bt_status bt_decode_worker_create(bt_loop *loop, bt_rpc *rpc, const bt_worker_options *options,
+                                  bt_decode_worker **out, bt_error *err)
+{
+    if (options->role != BT_LINK_ROLE_DECODE && options->role != BT_LINK_ROLE_BOTH) {
+        return bt_error_set(err, BT_EINVAL, "a decode worker's role is decode or both");
+    }
+    bt_decode_worker *worker = calloc(1, sizeof *worker);
+    if (worker == NULL) {
+        return bt_error_set(err, BT_ENOMEM, "cannot make a decode worker: out of memory");
+    }
+    bt_status status = bt_worker_create(loop, rpc, options, &role_ops, worker, &worker->base, err);
+    if (status == BT_OK) {
+        status = make_scheduler(worker, err);
+    }
+    if (status == BT_OK) {
+        status = make_sink(worker, loop, err);
+    }
+    if (status != BT_OK) {
+        bt_decode_worker_destroy(worker);
+        return status;
+    }
+    *out = worker;
+    return BT_OK;
+}
+
+bt_status bt_decode_worker_start(bt_decode_worker *worker, bt_error *err)
+{
+    const bt_engine_scheduler table = bt_decode_scheduler_table(worker->scheduler);
+    return bt_worker_start(worker->base, &table, NULL, err);
+}
+
+void bt_decode_worker_stop(bt_decode_worker *worker, uint64_t grace_ms, bt_loop_fn done, void *ctx)
+{
+    bt_worker_stop(worker->base, grace_ms, done, ctx);
+}
+
+void bt_decode_worker_destroy(bt_decode_worker *worker)
+{
+    if (worker == NULL) {
+        return;
+    }
+    bt_worker_halt(worker->base);
+    bt_kv_sink_destroy(worker->sink);
+    bt_decode_scheduler_destroy(worker->scheduler);
+    bt_worker_destroy(worker->base);
+    free(worker);
+}
+
+void bt_decode_worker_get_health(const bt_decode_worker *worker, bt_worker_health *out)
+{
+    bt_worker_get_health(worker->base, out);
+}
+
+const bt_kv_sink_counters *bt_decode_worker_kv_counters(const bt_decode_worker *worker)
+{
+    return bt_kv_sink_counters_get(worker->sink);
+}
+
+void bt_decode_worker_tick(bt_decode_worker *worker)
+{
+    bt_worker_tick(worker->base);
+    bt_kv_sink_tick(worker->sink);
+}

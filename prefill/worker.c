@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A run here, and what moves it on ("engine" and "source" say who still has it):
+ *
+ *   on_run --RUN--> waiting   engine
+ *   STARTED ------> offered   engine, source     blocks are reserved and offered to the puller
+ *     PART*                                      announced to the source as they come
+ *   TOKEN --------> computed  engine, source     token to the router; completion to the source
+ *   released -----> released  engine             RELEASE is posted: nobody reads the blocks
+ *   DONE ---------> finished                     FINISHED to the router
+ *
+ * Stopped early (bt_worker_stop_run): CANCEL is posted at once, and the source, if it has the
+ * run, gives its readers up and then calls released. The engine owns the blocks from STARTED
+ * until RELEASE, so every path past STARTED posts exactly one RELEASE: in released(), or at
+ * STARTED itself when there is no source to wait for. A run stopped while waiting has no
+ * STARTED: CANCEL alone brings DONE. Both can cross in the queues, and both ways end well.
+ *
+ * When the puller goes away before the token is sampled, the rest of the prompt is not computed.
+ */
+#include "prefill/worker.h"
+
+#include <stdlib.h>
+
+#include "common/check.h"
+#include "common/clock.h"
+#include "prefill/scheduler.h"
+#include "worker/first_token.h"
+
+enum { COMMANDS_PER_RUN = 3 }; /* RUN, CANCEL, RELEASE */
+
+struct bt_prefill_worker {
+    bt_worker *base;
+    bt_prefill_scheduler *scheduler;
+    bt_kv_source *source;
+    bt_prefill_stats stats; /* of the newest step */
+};
+
+static bt_kv_transfer transfer_of(const bt_worker_run *run)
+{
+    return (bt_kv_transfer){.request = run->id, .attempt = run->attempt};
+}
+
+static void post(bt_prefill_worker *worker, bt_prefill_command_kind kind, bt_sequence *seq)
+{
+    const bt_prefill_command command = {.kind = kind, .seq = seq};
+    bt_worker_post(worker->base, &command);
+}
+
+static void post_cancel(bt_prefill_worker *worker, bt_worker_run *run)
+{
+    if (run->in_engine && !run->cancelled) {
+        run->cancelled = true;
+        post(worker, BT_PREFILL_COMMAND_CANCEL, run->seq);
+    }
+}
+
+static void post_release(bt_prefill_worker *worker, bt_worker_run *run)
+{
+    BT_ASSERT(run->lent);
+    BT_ASSERT(!run->in_transfer);
+    run->lent = false;
+    post(worker, BT_PREFILL_COMMAND_RELEASE, run->seq);
+}
+
+/* ------------------------------------------------------------------- from the routers ---- */
+
+static void on_run(bt_worker_run *run, void *ctx)
+{
+    bt_prefill_worker *worker = ctx;
+    run->in_engine = true;
+    post(worker, BT_PREFILL_COMMAND_RUN, run->seq);
+}
+
+static void on_stop(bt_worker_run *run, void *ctx)
+{
+    bt_prefill_worker *worker = ctx;
+    post_cancel(worker, run);
+    if (run->in_transfer) {
+        /* NOTFOUND: released already, its callback is on its way. */
+        (void)bt_kv_source_cancel(worker->source, transfer_of(run), run->status, run->error.text);
+    }
+}
+
+/* -------------------------------------------------------------------- from the engine ---- */
+
+static void on_started(bt_prefill_worker *worker, bt_worker_run *run)
+{
+    BT_ASSERT(!run->started);
+    run->started = true;
+    run->lent = true;
+    run->started_ns = bt_clock_now_ns();
+    if (run->stopping) {
+        post_release(worker, run);
+        return;
+    }
+    BT_ASSERT(run->seq->n_blocks >= run->n_blocks);
+    const bt_kv_offer offer = {
+        .transfer = transfer_of(run),
+        .block_ids = run->seq->blocks,
+        .n_blocks = run->n_blocks,
+        .n_tokens = run->n_tokens,
+        .deadline_ns = run->deadline_ns == INT64_MAX ? 0 : run->deadline_ns,
+    };
+    bt_error err = {{0}};
+    const bt_status status = bt_kv_source_offer(worker->source, &offer, &err);
+    if (status == BT_OK) {
+        run->in_transfer = true;
+        return;
+    }
+    bt_worker_stop_run(worker->base, run, status == BT_AGAIN ? BT_EEXHAUSTED : status,
+                       "cannot offer the KV cache: %s", err.text);
+    post_release(worker, run);
+}
+
+static void on_part(bt_prefill_worker *worker, const bt_worker_run *run,
+                    const bt_prefill_part *part)
+{
+    if (!run->in_transfer || run->stopping) {
+        return;
+    }
+    const bt_kv_transfer transfer = transfer_of(run);
+    for (uint32_t i = 0; i < part->n_layers; i++) {
+        const bt_status status = bt_kv_source_announce(
+            worker->source, transfer, part->layer_first + i, part->block_first, part->n_blocks);
+        BT_ASSERT(status == BT_OK || status == BT_ENOTFOUND);
+    }
+}
+
+static void on_token(bt_prefill_worker *worker, bt_worker_run *run, const bt_prefill_event *event)
+{
+    run->computed_ns = bt_clock_now_ns();
+    run->reason = event->finish;
+    run->ends = event->finish != BT_FINISH_NONE;
+    if (run->stopping) {
+        return;
+    }
+    const bt_first_token first = {.index = run->generated_before, .result = event->u.token};
+    bt_worker_run_token(worker->base, run, first.index, false, &first.result);
+    if (run->in_transfer) {
+        uint8_t blob[BT_FIRST_TOKEN_BYTES_MAX];
+        const size_t blob_bytes = bt_first_token_pack(&first, blob);
+        const bt_status status =
+            bt_kv_source_complete(worker->source, transfer_of(run), blob, blob_bytes, run->ends);
+        BT_ASSERT(status == BT_OK || status == BT_ENOTFOUND);
+    }
+}
+
+static void on_done(bt_prefill_worker *worker, bt_worker_run *run, const bt_prefill_event *event)
+{
+    BT_ASSERT(!run->lent);
+    run->in_engine = false;
+    if (run->reason == BT_FINISH_NONE) {
+        run->reason = event->finish;
+    }
+    if (event->status != BT_OK && !run->stopping) {
+        bt_worker_stop_run(worker->base, run, event->status, "the prompt could not be computed: %s",
+                           bt_status_text(event->status));
+    }
+    bt_worker_finish_run(worker->base, run);
+}
+
+static void report(bt_prefill_worker *worker, const bt_prefill_stats *stats)
+{
+    worker->stats = *stats;
+    const bt_kv_source_counters *kv = bt_kv_source_counters_get(worker->source);
+    const bt_worker_tally tally = {
+        .load =
+            {
+                .blocks_free = stats->blocks_free,
+                .blocks_cached = stats->blocks_cached,
+                .requests_running = stats->n_computing + stats->n_held,
+                .requests_waiting = stats->n_waiting,
+                .waiting_tokens = stats->waiting_tokens,
+                .prefill_tokens = stats->n_prefill_tokens,
+                .decode_tokens = stats->n_decode_tokens,
+                .prefix_hit_tokens = stats->n_cached_tokens,
+                .prefix_miss_tokens =
+                    (stats->cache.n_lookups - stats->cache.n_hits) * BT_KV_BLOCK_TOKENS,
+                .bytes_served = kv->bytes_sent,
+            },
+        .leases_expired = kv->expired,
+        .parts_unknown = kv->frames_rejected,
+    };
+    bt_worker_report(worker->base, &tally);
+}
+
+static void on_event(const void *item, void *ctx)
+{
+    bt_prefill_worker *worker = ctx;
+    const bt_prefill_event *event = item;
+    bt_worker_run *run = event->seq != NULL ? event->seq->user : NULL;
+    switch (event->kind) {
+    case BT_PREFILL_EVENT_STARTED:
+        on_started(worker, run);
+        break;
+    case BT_PREFILL_EVENT_PART:
+        on_part(worker, run, &event->u.part);
+        break;
+    case BT_PREFILL_EVENT_ECHO:
+        if (!run->stopping) {
+            bt_worker_run_token(worker->base, run, event->index, true, &event->u.token);
+        }
+        break;
+    case BT_PREFILL_EVENT_TOKEN:
+        on_token(worker, run, event);
+        break;
+    case BT_PREFILL_EVENT_DONE:
+        on_done(worker, run, event);
+        break;
+    case BT_PREFILL_EVENT_BLOCK:
+        bt_worker_block(worker->base, event->u.block.stored, &event->u.block.identity);
+        break;
+    case BT_PREFILL_EVENT_STATS:
+        report(worker, &event->u.stats);
+        break;
+    case BT_PREFILL_EVENT_AUDIT:
+        bt_worker_audited(worker->base, event->status);
+        break;
+    }
+}
+
+static void audit(void *ctx)
+{
+    post(ctx, BT_PREFILL_COMMAND_AUDIT, NULL);
+}
+
+/* -------------------------------------------------------------------- from the source ---- */
+
+static bt_status status_of(bt_kv_outcome outcome)
+{
+    switch (outcome) {
+    case BT_KV_OUTCOME_PULLED:
+        return BT_OK;
+    case BT_KV_OUTCOME_CANCELLED:
+        return BT_ECANCELLED;
+    case BT_KV_OUTCOME_EXPIRED:
+    case BT_KV_OUTCOME_FAILED:
+        break;
+    }
+    return BT_EPEER;
+}
+
+static void on_released(bt_kv_transfer transfer, bt_kv_outcome outcome, const char *text, void *ctx)
+{
+    bt_prefill_worker *worker = ctx;
+    bt_worker_run *run = bt_worker_find(worker->base, transfer);
+    BT_ASSERT(run != NULL);
+    BT_ASSERT(run->in_transfer);
+    run->in_transfer = false;
+    if (run->computed_ns != 0) {
+        run->transfer_ns = (uint64_t)(bt_clock_now_ns() - run->computed_ns);
+    }
+    /* A request that ended with its first token is done, whatever its puller says. */
+    const bt_status status = run->ends ? BT_OK : status_of(outcome);
+    if (status != BT_OK) {
+        const bool late = outcome == BT_KV_OUTCOME_EXPIRED && run->deadline_ns <= bt_clock_now_ns();
+        bt_worker_stop_run(worker->base, run, late ? BT_EDEADLINE : status,
+                           "the KV cache was not pulled: %s", text != NULL ? text : "");
+    }
+    post_release(worker, run);
+}
+
+static void on_trace(const bt_kv_trace *event, void *ctx)
+{
+    bt_prefill_worker *worker = ctx;
+    const bt_worker_options *o = bt_worker_get_options(worker->base);
+    o->kv_trace(event, o->kv_trace_ctx);
+}
+
+/* ------------------------------------------------------------------------------- life ---- */
+
+static const bt_worker_role_ops role_ops = {
+    .modes = 1u << BT_LINK_MODE_PREFILL,
+    .command_bytes = sizeof(bt_prefill_command),
+    .event_bytes = sizeof(bt_prefill_event),
+    .commands_per_run = COMMANDS_PER_RUN,
+    .run = on_run,
+    .stop = on_stop,
+    .event = on_event,
+    .audit = audit,
+};
+
+static bt_status make_scheduler(bt_prefill_worker *worker, bt_error *err)
+{
+    const bt_worker_options *o = bt_worker_get_options(worker->base);
+    const bt_prefill_scheduler_options options = {
+        .cache = bt_worker_cache(worker->base),
+        .engine = bt_worker_engine(worker->base),
+        .params = bt_worker_params(worker->base),
+        .token_budget = o->token_budget,
+        .chunk = o->chunk,
+        .computing_max = o->running_max,
+    };
+    const bt_status status = bt_prefill_scheduler_create(&options, &worker->scheduler);
+    if (status != BT_OK) {
+        return bt_error_set(err, status, "cannot make the scheduler: %s", bt_status_text(status));
+    }
+    bt_kv_cache_set_changed(bt_worker_cache(worker->base), bt_prefill_scheduler_block_changed,
+                            worker->scheduler);
+    return BT_OK;
+}
+
+static bt_status make_source(bt_prefill_worker *worker, bt_loop *loop, bt_error *err)
+{
+    const bt_worker_options *o = bt_worker_get_options(worker->base);
+    bt_kv_pool *pool = bt_worker_pool(worker->base);
+    const bt_kv_source_options options = {
+        .terms = bt_worker_terms(worker->base),
+        .incarnation = bt_worker_incarnation(worker->base),
+        .pool_base = bt_kv_pool_base(pool),
+        .n_blocks = bt_kv_pool_n_blocks(pool),
+        .pool_fd = bt_kv_pool_fd(pool),
+        .tcp_address = o->kv_tcp,
+        .shm_address = o->kv_unix,
+        .advertise_host = o->kv_advertise_host,
+        .loopback = o->kv_loopback,
+        .max_transfers = o->requests_max,
+        .max_transfer_blocks =
+            (uint32_t)bt_div_ceil(bt_worker_params(worker->base)->context, BT_KV_BLOCK_TOKENS),
+        .max_peers = o->kv_peers_max,
+        .lease_ms = o->lease_ms,
+        .rate_limit_bytes_s = o->kv_rate_limit_bytes_s,
+    };
+    const bt_kv_source_callbacks callbacks = {
+        .released = on_released,
+        .trace = o->kv_trace != NULL ? on_trace : NULL,
+        .ctx = worker,
+    };
+    return bt_kv_source_create(loop, &options, &callbacks, &worker->source, err);
+}
+
+bt_status bt_prefill_worker_create(bt_loop *loop, bt_rpc *rpc, const bt_worker_options *options,
+                                   bt_prefill_worker **out, bt_error *err)
+{
+    bt_prefill_worker *worker = calloc(1, sizeof *worker);
+    if (worker == NULL) {
+        return bt_error_set(err, BT_ENOMEM, "cannot make a prefill worker: out of memory");
+    }
+    bt_worker_options with_role = *options;
+    with_role.role = BT_LINK_ROLE_PREFILL;
+    bt_status status =
+        bt_worker_create(loop, rpc, &with_role, &role_ops, worker, &worker->base, err);
+    if (status == BT_OK) {
+        status = make_scheduler(worker, err);
+    }
+    if (status == BT_OK) {
+        status = make_source(worker, loop, err);
+    }
+    if (status != BT_OK) {
+        bt_prefill_worker_destroy(worker);
+        return status;
+    }
+    *out = worker;
+    return BT_OK;
+}
+
+bt_status bt_prefill_worker_start(bt_prefill_worker *worker, bt_error *err)
+{
+    const bt_engine_scheduler table = bt_prefill_scheduler_table(worker->scheduler);
+    bt_kv_peer peer;
+    bt_kv_source_peer(worker->source, &peer);
+    return bt_worker_start(worker->base, &table, &peer, err);
+}
+
+void bt_prefill_worker_stop(bt_prefill_worker *worker, uint64_t grace_ms, bt_loop_fn done,
+                            void *ctx)
+{
+    bt_worker_stop(worker->base, grace_ms, done, ctx);
+}
+
+void bt_prefill_worker_destroy(bt_prefill_worker *worker)
+{
+    if (worker == NULL) {
+        return;
+    }
+    bt_worker_halt(worker->base);
+    bt_kv_source_destroy(worker->source);
+    bt_prefill_scheduler_destroy(worker->scheduler);
+    bt_worker_destroy(worker->base);
+    free(worker);
+}
+
+void bt_prefill_worker_get_health(const bt_prefill_worker *worker, bt_worker_health *out)
+{
+    bt_worker_get_health(worker->base, out);
+}
+
+void bt_prefill_worker_kv_peer(const bt_prefill_worker *worker, bt_kv_peer *out)
+{
+    bt_kv_source_peer(worker->source, out);
+}
+
+const bt_kv_source_counters *bt_prefill_worker_kv_counters(const bt_prefill_worker *worker)
+{
+    return bt_kv_source_counters_get(worker->source);
+}
+
+void bt_prefill_worker_tick(bt_prefill_worker *worker)
+{
+    bt_worker_tick(worker->base);
+    bt_kv_source_tick(worker->source);
+}

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One table names each total's metric and where it is in the tally; update() adds growth. */
+#include "worker/meter.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "common/check.h"
+
+typedef struct total_spec {
+    const char *name;
+    const char *help;
+    const char *label; /* NULL: none */
+    const char *value;
+    size_t offset; /* of a uint64_t in bt_worker_tally */
+} total_spec;
+
+#define LOAD(field) (offsetof(bt_worker_tally, load) + offsetof(bt_link_load, field))
+#define TALLY(field) offsetof(bt_worker_tally, field)
+
+static const total_spec totals[] = {
+    {"baton_worker_tokens_total", "Tokens by how they came to be.", "kind", "prefill",
+     LOAD(prefill_tokens)},
+    {"baton_worker_tokens_total", "", "kind", "cached", LOAD(prefix_hit_tokens)},
+    {"baton_worker_tokens_total", "", "kind", "recomputed", LOAD(recomputed_tokens)},
+    {"baton_worker_tokens_total", "", "kind", "decode", LOAD(decode_tokens)},
+    {"baton_worker_preemptions_total", "Sequences that lost their blocks.", NULL, NULL,
+     LOAD(preemptions)},
+    {"baton_worker_pulls_total", "KV pulls by how they ended.", "outcome", "done", LOAD(pulls)},
+    {"baton_worker_pulls_total", "", "outcome", "failed", LOAD(pulls_failed)},
+    {"baton_worker_partial_pulls_total", "KV pulls that left out blocks held already.", NULL, NULL,
+     LOAD(partial_pulls)},
+    {"baton_worker_pulled_blocks_total", "KV blocks moved here.", NULL, NULL, LOAD(blocks_pulled)},
+    {"baton_worker_transfer_bytes_total", "KV bytes moved.", "direction", "pulled",
+     LOAD(bytes_pulled)},
+    {"baton_worker_transfer_bytes_total", "", "direction", "served", LOAD(bytes_served)},
+    {"baton_worker_transfer_rejected_total", "KV parts and frames refused.", "cause", "corrupt",
+     TALLY(parts_corrupt)},
+    {"baton_worker_transfer_rejected_total", "", "cause", "duplicate", TALLY(parts_duplicate)},
+    {"baton_worker_transfer_rejected_total", "", "cause", "late", TALLY(parts_late)},
+    {"baton_worker_transfer_rejected_total", "", "cause", "unknown", TALLY(parts_unknown)},
+    {"baton_worker_leases_expired_total", "KV leases that nobody claimed or renewed.", NULL, NULL,
+     TALLY(leases_expired)},
+};
+
+enum { N_TOTALS = BT_ARRAY_LEN(totals) };
+
+struct bt_meter {
+    /* fixed after create */
+    uint32_t blocks_total;
+    bt_counter *counters[N_TOTALS];
+    bt_gauge *blocks_free;
+    bt_gauge *blocks_cached;
+    bt_gauge *blocks_live;
+    bt_gauge *running;
+    bt_gauge *waiting;
+    bt_histogram *step;
+
+    uint64_t seen[N_TOTALS];
+    bt_engine_stats engine;
+    uint64_t prefill_tokens;
+    uint64_t step_ns;
+    uint64_t prefill_token_ns;
+};
+
+static uint64_t total_of(const bt_worker_tally *tally, size_t i)
+{
+    return *(const uint64_t *)(const void *)((const char *)tally + totals[i].offset);
+}
+
+/* The newest of a series weighs 1/16; the first stands alone. */
+static uint64_t blend(uint64_t mean, uint64_t value)
+{
+    return mean == 0 ? value : mean - mean / 16 + value / 16;
+}
+
+static void register_metrics(bt_meter *meter, bt_metrics *metrics)
+{
+    for (size_t i = 0; i < N_TOTALS; i++) {
+        const total_spec *spec = &totals[i];
+        const bt_metric_label label = {spec->label, spec->value};
+        meter->counters[i] =
+            bt_metrics_counter(metrics, spec->name, spec->help, spec->label == NULL ? NULL : &label,
+                               spec->label == NULL ? 0 : 1);
+    }
+    static const char blocks[] = "baton_worker_blocks";
+    static const char blocks_help[] = "KV blocks of the pool by state.";
+    meter->blocks_free =
+        bt_metrics_gauge(metrics, blocks, blocks_help, BT_LABELS({"state", "free"}));
+    meter->blocks_cached =
+        bt_metrics_gauge(metrics, blocks, blocks_help, BT_LABELS({"state", "cached"}));
+    meter->blocks_live =
+        bt_metrics_gauge(metrics, blocks, blocks_help, BT_LABELS({"state", "live"}));
+    static const char requests[] = "baton_worker_requests";
+    static const char requests_help[] = "Open requests by state.";
+    meter->running =
+        bt_metrics_gauge(metrics, requests, requests_help, BT_LABELS({"state", "running"}));
+    meter->waiting =
+        bt_metrics_gauge(metrics, requests, requests_help, BT_LABELS({"state", "waiting"}));
+    meter->step =
+        bt_metrics_histogram(metrics, "baton_worker_step_seconds", "Time of an engine step.",
+                             bt_metric_bounds_latency, BT_NO_LABELS);
+}
+
+/* Steps since the last update; several may have gone by, of which the mean counts once each. */
+static void update_times(bt_meter *meter, const bt_engine_stats *engine, uint64_t prefill_tokens)
+{
+    const uint64_t n_steps = engine->n_steps - meter->engine.n_steps;
+    const uint64_t n_rows = engine->n_rows - meter->engine.n_rows;
+    const uint64_t busy_ns = engine->busy_ns - meter->engine.busy_ns;
+    if (n_steps == 0) {
+        return;
+    }
+    for (uint64_t i = 0; i < n_steps && i < 16; i++) {
+        meter->step_ns = blend(meter->step_ns, busy_ns / n_steps);
+        bt_histogram_observe_ns(meter->step, (int64_t)(busy_ns / n_steps));
+    }
+    if (prefill_tokens != meter->prefill_tokens && n_rows > 0) {
+        meter->prefill_token_ns = blend(meter->prefill_token_ns, busy_ns / n_rows);
+    }
+    meter->engine = *engine;
+    meter->prefill_tokens = prefill_tokens;
+}
+
+bt_status bt_meter_create(bt_metrics *metrics, uint32_t blocks_total, bt_meter **out)
+{
+    bt_meter *meter = calloc(1, sizeof *meter);
+    if (meter == NULL) {
+        return BT_ENOMEM;
+    }
+    meter->blocks_total = blocks_total;
+    if (metrics != NULL) {
+        register_metrics(meter, metrics);
+    }
+    bt_gauge_set(meter->blocks_free, blocks_total);
+    *out = meter;
+    return BT_OK;
+}
+
+void bt_meter_destroy(bt_meter *meter)
+{
+    free(meter);
+}
+
+void bt_meter_update(bt_meter *meter, const bt_worker_tally *tally, const bt_engine_stats *engine,
+                     bt_link_load *load)
+{
+    for (size_t i = 0; i < N_TOTALS; i++) {
+        const uint64_t total = total_of(tally, i);
+        BT_ASSERT(total >= meter->seen[i]);
+        bt_counter_add(meter->counters[i], total - meter->seen[i]);
+        meter->seen[i] = total;
+    }
+    const bt_link_load *now = &tally->load;
+    BT_ASSERT(now->blocks_free + now->blocks_cached <= meter->blocks_total);
+    bt_gauge_set(meter->blocks_free, now->blocks_free);
+    bt_gauge_set(meter->blocks_cached, now->blocks_cached);
+    bt_gauge_set(meter->blocks_live, meter->blocks_total - now->blocks_free - now->blocks_cached);
+    bt_gauge_set(meter->running, now->requests_running);
+    bt_gauge_set(meter->waiting, now->requests_waiting);
+    update_times(meter, engine, now->prefill_tokens);
+    *load = *now;
+    load->step_ns = meter->step_ns;
+    load->prefill_token_ns = meter->prefill_token_ns;
+}

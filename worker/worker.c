@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Serving: what comes from routers, engine and timers while a worker runs (its life is in
+ * worker_life.c).
+ *
+ * A run is open from open_run() until finish_run() finds that neither the engine nor a transfer
+ * has it any more; then FINISHED goes out, exactly once. Whatever ends a run early (router,
+ * deadline, shutdown, a failed transfer) goes through bt_worker_stop_run(), where the first
+ * reason wins.
+ *
+ * One timer serves all deadlines: it is set to the earliest and looks through the open runs when
+ * it rings. Runs that end earlier leave it alone; then it rings in vain, once.
+ */
+#include "worker/worker_int.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "common/check.h"
+#include "common/clock.h"
+#include "common/log.h"
+
+enum { EVENTS_PER_WAKE = 4096 }; /* then the loop gets its turn */
+
+static void arm_deadline(bt_worker *worker);
+
+/* ------------------------------------------------------------------- from the routers ---- */
+
+static void flush(bt_worker *worker)
+{
+    if (!worker->in_events && worker->link != NULL) {
+        bt_link_worker_flush(worker->link);
+    }
+}
+
+static void refuse(bt_worker *worker, const bt_link_run *run, bt_status status,
+                   const bt_error *error)
+{
+    bt_link_finished finished = {
+        .id = run->id,
+        .attempt = run->attempt,
+        .status = status,
+        .reason = BT_FINISH_ERROR,
+        .prompt_tokens = run->n_prompt,
+    };
+    finished.error = *error;
+    bt_log(BT_INFO,
+           "request refused: req=%016" PRIx64 "%016" PRIx64 " attempt=%" PRIu32
+           " status=%s why=\"%s\"",
+           run->id.hi, run->id.lo, run->attempt, bt_status_name(status), error->text);
+    bt_link_worker_finished(worker->link, &finished);
+    flush(worker);
+}
+
+static bt_status open_run(bt_worker *worker, const bt_link_run *request, bt_worker_run **out,
+                          bt_error *err)
+{
+    if (worker->state != BT_WORKER_STATE_SERVING) {
+        return bt_error_set(err, BT_EPEER, "worker '%s' is shutting down", worker->name);
+    }
+    bt_status status = bt_admission_check(&worker->admission, request, err);
+    if (status != BT_OK) {
+        return status;
+    }
+    status = bt_run_table_open(worker->runs, request, bt_clock_now_ns(), out);
+    if (status == BT_AGAIN) {
+        return bt_error_set(err, BT_EEXHAUSTED,
+                            "worker '%s' has %" PRIu32 " requests open, which is its limit",
+                            worker->name, worker->options.requests_max);
+    }
+    if (status == BT_EEXISTS) {
+        return bt_error_set(err, status, "this attempt of the request is running already");
+    }
+    return status;
+}
+
+static void on_run(const bt_link_run *request, void *ctx)
+{
+    bt_worker *worker = ctx;
+    bt_worker_run *run = NULL;
+    bt_error err = {{0}};
+    const bt_status status = open_run(worker, request, &run, &err);
+    if (status != BT_OK) {
+        refuse(worker, request, status, &err);
+        return;
+    }
+    if (run->deadline_ns < worker->deadline_ns) {
+        arm_deadline(worker);
+    }
+    worker->ops->run(run, worker->ctx);
+}
+
+static void on_cancel(bt_request_id id, uint32_t attempt, void *ctx)
+{
+    bt_worker *worker = ctx;
+    bt_worker_run *run = bt_run_table_find(worker->runs, id, attempt);
+    if (run != NULL) {
+        bt_worker_stop_run(worker, run, BT_ECANCELLED, "cancelled by the router");
+    }
+}
+
+static void on_router_up(uint32_t router, void *ctx)
+{
+    bt_worker *worker = ctx;
+    bt_log(BT_INFO, "router attached: worker=%s router=%" PRIu32, worker->name, router);
+}
+
+static void on_router_down(uint32_t router, const char *reason, void *ctx)
+{
+    bt_worker *worker = ctx;
+    bt_log(BT_WARN, "router lost: worker=%s router=%" PRIu32 " why=\"%s\"", worker->name, router,
+           reason);
+}
+
+const bt_link_worker_callbacks bt_worker_link_callbacks = {
+    .on_run = on_run,
+    .on_cancel = on_cancel,
+    .on_router_up = on_router_up,
+    .on_router_down = on_router_down,
+};
+
+/* -------------------------------------------------------------------- from the engine ---- */
+
+void bt_worker_ring(void *ctx)
+{
+    bt_worker *worker = ctx;
+    bt_wake_ring(worker->wake);
+}
+
+static void tell_blocks(bt_worker *worker)
+{
+    if (worker->n_blocks > 0) {
+        bt_link_worker_blocks(
+            worker->link, worker->blocks_stored ? BT_LINK_BLOCKS_STORED : BT_LINK_BLOCKS_EVICTED,
+            worker->blocks, worker->n_blocks);
+        worker->n_blocks = 0;
+    }
+}
+
+void bt_worker_on_wake(void *ctx)
+{
+    bt_worker *worker = ctx;
+    if (worker->link == NULL || worker->state == BT_WORKER_STATE_STOPPED) {
+        return;
+    }
+    worker->in_events = true;
+    uint32_t n = 0;
+    while (n < EVENTS_PER_WAKE && bt_engine_next_event(worker->engine, worker->event)) {
+        worker->ops->event(worker->event, worker->ctx);
+        n++;
+    }
+    tell_blocks(worker);
+    worker->in_events = false;
+    flush(worker);
+    if (n == EVENTS_PER_WAKE) {
+        bt_wake_ring(worker->wake);
+    }
+}
+
+void bt_worker_block(bt_worker *worker, bool stored, const bt_hash128 *identity)
+{
+    if (worker->n_blocks == BT_WORKER_BLOCKS_BATCH || worker->blocks_stored != stored) {
+        tell_blocks(worker);
+    }
+    worker->blocks_stored = stored;
+    worker->blocks[worker->n_blocks++] = *identity;
+}
+
+/* Age of the oldest run that the engine has not begun. */
+static uint64_t oldest_waiting_ns(const bt_worker *worker, int64_t now_ns)
+{
+    for (const bt_worker_run *run = bt_run_table_next(worker->runs, NULL); run != NULL;
+         run = bt_run_table_next(worker->runs, run)) {
+        if (!run->started && !run->stopping) {
+            return (uint64_t)(now_ns - run->arrived_ns);
+        }
+    }
+    return 0;
+}
+
+void bt_worker_report(bt_worker *worker, const bt_worker_tally *tally)
+{
+    bt_engine_stats engine;
+    bt_engine_get_stats(worker->engine, &engine);
+    bt_meter_update(worker->meter, tally, &engine, &worker->load);
+    worker->load.oldest_waiting_ns = oldest_waiting_ns(worker, bt_clock_now_ns());
+    worker->load.draining = worker->state != BT_WORKER_STATE_SERVING;
+    tell_blocks(worker);
+    bt_link_worker_load(worker->link, &worker->load);
+}
+
+/* ------------------------------------------------------------------------- one run ---- */
+
+void bt_worker_post(bt_worker *worker, const void *command)
+{
+    const bt_status status = bt_engine_post(worker->engine, command);
+    BT_ASSERT(status == BT_OK); /* commands_max is sized for all */
+}
+
+void bt_worker_stop_run(bt_worker *worker, bt_worker_run *run, bt_status status, const char *fmt,
+                        ...)
+{
+    BT_ASSERT(status < 0);
+    if (run->stopping) {
+        return;
+    }
+    run->stopping = true;
+    run->status = status;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(run->error.text, sizeof run->error.text, fmt, args);
+    va_end(args);
+    worker->ops->stop(run, worker->ctx);
+}
+
+void bt_worker_run_token(bt_worker *worker, const bt_worker_run *run, uint32_t index,
+                         bool is_prompt, const bt_token_result *result)
+{
+    if (!is_prompt && run->max_tokens == 0) {
+        return; /* only the prompt's scores were asked for */
+    }
+    const bt_link_tokens tokens = {
+        .id = run->id,
+        .attempt = run->attempt,
+        .first_index = index,
+        .is_prompt = is_prompt,
+        .results = result,
+        .n_results = 1,
+    };
+    bt_link_worker_tokens(worker->link, &tokens);
+}
+
+static uint64_t span_ns(int64_t from_ns, int64_t to_ns)
+{
+    return from_ns > 0 && to_ns > from_ns ? (uint64_t)(to_ns - from_ns) : 0;
+}
+
+static void fill_times(const bt_worker_run *run, int64_t now_ns, bt_link_finished *finished)
+{
+    const int64_t started_ns = run->started_ns != 0 ? run->started_ns : run->seq->started_ns;
+    const int64_t computed_ns = run->computed_ns != 0 ? run->computed_ns : run->seq->first_token_ns;
+    finished->queue_ns = span_ns(run->arrived_ns, started_ns != 0 ? started_ns : now_ns);
+    if (run->mode != BT_LINK_MODE_DECODE) {
+        finished->prefill_ns = span_ns(started_ns, computed_ns);
+    }
+    if (run->mode != BT_LINK_MODE_PREFILL) {
+        finished->decode_ns = span_ns(computed_ns, now_ns);
+    }
+    finished->transfer_ns = run->transfer_ns;
+}
+
+static bt_finish_reason reason_of(const bt_worker_run *run)
+{
+    if (run->status == BT_OK) {
+        return run->reason;
+    }
+    const bool cancelled = run->status == BT_ECANCELLED || run->status == BT_EDEADLINE;
+    return cancelled ? BT_FINISH_CANCELLED : BT_FINISH_ERROR;
+}
+
+static void fill_finished(const bt_worker_run *run, int64_t now_ns, bt_link_finished *finished)
+{
+    const bt_sequence *seq = run->seq;
+    *finished = (bt_link_finished){
+        .id = run->id,
+        .attempt = run->attempt,
+        .status = run->status,
+        .error = run->error,
+        .reason = reason_of(run),
+        .prompt_tokens = run->n_prompt,
+        .cached_tokens = seq->n_cached,
+        .generated_tokens = run->max_tokens == 0 ? 0 : seq->n_tokens - seq->n_prompt,
+        .blocks_total = run->n_blocks,
+        .blocks_moved = run->blocks_moved,
+        .blocks_skipped = run->blocks_skipped,
+        .bytes_moved = run->bytes_moved,
+        .preemptions = seq->n_preempted,
+    };
+    if (finished->reason == BT_FINISH_STOP && finished->generated_tokens > 0) {
+        finished->has_stop_token = true;
+        finished->stop_token = seq->tokens[seq->n_tokens - 1];
+    }
+    snprintf(finished->transport, sizeof finished->transport, "%s", run->transport);
+    fill_times(run, now_ns, finished);
+}
+
+static void log_finished(const bt_worker_run *run, const bt_link_finished *f)
+{
+    static const char *const modes[] = {
+        [BT_LINK_MODE_PREFILL] = "prefill",
+        [BT_LINK_MODE_DECODE] = "decode",
+        [BT_LINK_MODE_WHOLE] = "whole",
+    };
+    bt_log(BT_INFO,
+           "request done: req=%016" PRIx64 "%016" PRIx64 " attempt=%" PRIu32
+           " mode=%s status=%s prompt=%" PRIu32 " cached=%" PRIu32 " generated=%" PRIu32
+           " queue_us=%" PRIu64 " prefill_us=%" PRIu64 " transfer_us=%" PRIu64 " decode_us=%" PRIu64
+           " blocks=%" PRIu32 " bytes=%" PRIu64 " why=\"%s\"",
+           f->id.hi, f->id.lo, f->attempt, modes[run->mode], bt_status_name(f->status),
+           f->prompt_tokens, f->cached_tokens, f->generated_tokens, f->queue_ns / 1000,
+           f->prefill_ns / 1000, f->transfer_ns / 1000, f->decode_ns / 1000, f->blocks_moved,
+           f->bytes_moved, f->error.text);
+}
+
+bool bt_worker_finish_run(bt_worker *worker, bt_worker_run *run)
+{
+    if (run->in_engine || run->in_transfer) {
+        return false;
+    }
+    bt_link_finished finished;
+    fill_finished(run, bt_clock_now_ns(), &finished);
+    log_finished(run, &finished);
+    bt_link_worker_finished(worker->link, &finished);
+    bt_run_table_close(worker->runs, run);
+    flush(worker);
+    bt_worker_stop_when_empty(worker);
+    return true;
+}
+
+bt_worker_run *bt_worker_find(const bt_worker *worker, bt_kv_transfer transfer)
+{
+    return bt_run_table_find(worker->runs, transfer.request, transfer.attempt);
+}
+
+/* ------------------------------------------------------------------------ deadlines ---- */
+
+static void arm_deadline(bt_worker *worker)
+{
+    worker->deadline_ns = bt_run_table_deadline(worker->runs);
+    if (worker->deadline_ns == INT64_MAX) {
+        bt_timer_stop(worker->deadline_timer);
+        return;
+    }
+    const int64_t left_ns = worker->deadline_ns - bt_clock_now_ns();
+    const uint64_t left_ms = left_ns <= 0 ? 0 : (uint64_t)left_ns / 1000000 + 1;
+    bt_timer_start(worker->deadline_timer, left_ms, 0);
+}
+
+void bt_worker_on_deadline(void *ctx)
+{
+    bt_worker *worker = ctx;
+    const int64_t now_ns = bt_clock_now_ns();
+    bt_worker_run *next = NULL;
+    for (bt_worker_run *run = bt_run_table_next(worker->runs, NULL); run != NULL; run = next) {
+        next = bt_run_table_next(worker->runs, run);
+        if (run->deadline_ns <= now_ns) {
+            bt_worker_stop_run(worker, run, BT_EDEADLINE, "the request's deadline passed");
+        }
+    }
+    arm_deadline(worker);
+}

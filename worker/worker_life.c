@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A worker's life, and who moves it on:
+ *
+ *   CREATED --start--> SERVING --stop--> DRAINING --grace over--> STOPPING
+ *                                            `---- no run open ----'-----> AUDITING
+ *   AUDITING --bt_worker_audited--> CLOSING --sessions ended--> STOPPED, done(ctx)
+ *
+ * Commands can't meet a full queue: a run has at most commands_per_run of them under way, and its
+ * slot is used again only after the engine gave its sequence back, having taken its commands up
+ * to the one that ended it; what may lie behind that (a late CANCEL) is the one more counted here.
+ */
+#include "worker/worker_int.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.h"
+#include "common/clock.h"
+#include "common/log.h"
+
+enum {
+    REQUESTS_MAX_DEFAULT = 256,
+    RUNNING_MAX_DEFAULT = 64,
+    TOKEN_BUDGET_DEFAULT = 512,
+    CHUNK_DEFAULT = 256,
+    KV_PEERS_MAX_DEFAULT = 64,
+    LOAD_MS_DEFAULT = 200,
+    EVENTS_MAX = 8192,    /* of the engine's queue */
+    LINK_GRACE_MS = 500,  /* for the last messages */
+    STALL_S_MAX = 30,     /* a step longer than this is no progress */
+    SCORED_ROWS_MAX = 64, /* rows of a prompt that a step can score (echo); a block at least */
+};
+
+static void on_grace_over(void *ctx);
+
+static uint32_t or_default(uint32_t value, uint32_t otherwise)
+{
+    return value == 0 ? otherwise : value;
+}
+
+static bt_worker_options with_defaults(const bt_worker_options *options)
+{
+    bt_worker_options o = *options;
+    o.requests_max = or_default(o.requests_max, REQUESTS_MAX_DEFAULT);
+    o.running_max = or_default(o.running_max, RUNNING_MAX_DEFAULT);
+    o.token_budget = or_default(o.token_budget, TOKEN_BUDGET_DEFAULT);
+    o.chunk = or_default(o.chunk, CHUNK_DEFAULT);
+    o.kv_peers_max = or_default(o.kv_peers_max, KV_PEERS_MAX_DEFAULT);
+    o.lease_ms = or_default(o.lease_ms, BT_KV_LEASE_MS);
+    o.load_ms = or_default(o.load_ms, LOAD_MS_DEFAULT);
+    /* A step has room for a row of each sequence and one more block of a prompt. */
+    if (o.token_budget > BT_KV_BLOCK_TOKENS &&
+        o.running_max > o.token_budget - BT_KV_BLOCK_TOKENS) {
+        o.running_max = o.token_budget - BT_KV_BLOCK_TOKENS;
+    }
+    return o;
+}
+
+void bt_worker_size_model(const bt_worker_options *options, bt_model_options *model)
+{
+    const bt_worker_options o = with_defaults(options);
+    model->rows_max = o.token_budget;
+    model->spans_max = o.running_max;
+    model->logits_max = o.running_max + SCORED_ROWS_MAX;
+}
+
+/* ---------------------------------------------------------------------- start and stop ---- */
+
+static bt_status check_options(const bt_worker_options *o, bt_error *err)
+{
+    if (o->name == NULL || o->name[0] == '\0' || strlen(o->name) >= BT_LINK_NAME_MAX) {
+        return bt_error_set(err, BT_EINVAL, "a worker's name has 1 to %d characters",
+                            BT_LINK_NAME_MAX - 1);
+    }
+    if (o->n_routers == 0 || o->n_routers > BT_LINK_ROUTERS_MAX) {
+        return bt_error_set(err, BT_EINVAL, "a worker needs 1 to %d router addresses",
+                            BT_LINK_ROUTERS_MAX);
+    }
+    if (o->pool_blocks == 0) {
+        return bt_error_set(err, BT_EINVAL, "the KV pool has no block. Make it larger");
+    }
+    if (o->chunk % BT_KV_BLOCK_TOKENS != 0) {
+        return bt_error_set(err, BT_EINVAL, "a chunk is a multiple of %d tokens, not %" PRIu32,
+                            BT_KV_BLOCK_TOKENS, o->chunk);
+    }
+    if (o->token_budget <= BT_KV_BLOCK_TOKENS) {
+        return bt_error_set(err, BT_EINVAL, "a step has room for %d tokens at least",
+                            BT_KV_BLOCK_TOKENS + 1);
+    }
+    return BT_OK;
+}
+
+static bt_status make_engine(bt_worker *worker)
+{
+    const bt_worker_options *o = &worker->options;
+    const bt_engine_options options = {
+        .model = o->model,
+        .pool = bt_kv_pool_base(worker->pool),
+        .rows_max = o->token_budget,
+        .spans_max = o->running_max,
+        .logits_max = o->running_max + SCORED_ROWS_MAX,
+        .command_bytes = worker->ops->command_bytes,
+        .commands_max = (size_t)o->requests_max * (worker->ops->commands_per_run + 1) + 16,
+        .event_bytes = worker->ops->event_bytes,
+        .events_max = EVENTS_MAX,
+        .ring = bt_worker_ring,
+        .ring_ctx = worker,
+    };
+    return bt_engine_create(&options, &worker->engine);
+}
+
+static bt_status make_memory(bt_worker *worker, bt_error *err)
+{
+    const bt_worker_options *o = &worker->options;
+    bt_status status = bt_kv_pool_create(bt_model_kv_layout(o->model), o->pool_blocks,
+                                         o->pool_touch, &worker->pool, err);
+    if (status != BT_OK) {
+        return status;
+    }
+    const bt_kv_cache_options cache = {
+        .pool = worker->pool,
+        .cached_blocks_max = o->no_prefix_cache ? 0 : UINT32_MAX,
+    };
+    status = bt_kv_cache_create(&cache, &worker->cache);
+    if (status == BT_OK) {
+        status =
+            bt_run_table_create(o->requests_max, bt_worker_params(worker)->context, &worker->runs);
+    }
+    if (status == BT_OK) {
+        status = bt_meter_create(o->metrics, o->pool_blocks, &worker->meter);
+    }
+    if (status == BT_OK) {
+        worker->event = calloc(1, worker->ops->event_bytes);
+        status = worker->event == NULL ? BT_ENOMEM : make_engine(worker);
+    }
+    if (status != BT_OK) {
+        bt_error_set(err, status, "cannot take the memory for %" PRIu32 " requests: %s",
+                     o->requests_max, bt_status_text(status));
+    }
+    return status;
+}
+
+static bt_status make_handles(bt_worker *worker, bt_error *err)
+{
+    bt_status status = bt_wake_create(worker->loop, bt_worker_on_wake, worker, &worker->wake);
+    if (status == BT_OK) {
+        status =
+            bt_timer_create(worker->loop, bt_worker_on_deadline, worker, &worker->deadline_timer);
+    }
+    if (status == BT_OK) {
+        status = bt_timer_create(worker->loop, on_grace_over, worker, &worker->grace_timer);
+    }
+    if (status != BT_OK) {
+        bt_error_set(err, status, "cannot make the worker's timers: %s", bt_status_text(status));
+    }
+    return status;
+}
+
+bt_status bt_worker_create(bt_loop *loop, bt_rpc *rpc, const bt_worker_options *options,
+                           const bt_worker_role_ops *ops, void *ctx, bt_worker **out, bt_error *err)
+{
+    bt_worker_options with = with_defaults(options);
+    bt_status status = check_options(&with, err);
+    if (status != BT_OK) {
+        return status;
+    }
+    bt_worker *worker = calloc(1, sizeof *worker);
+    if (worker == NULL) {
+        return bt_error_set(err, BT_ENOMEM, "cannot make a worker: out of memory");
+    }
+    worker->loop = loop;
+    worker->rpc = rpc;
+    worker->options = with;
+    worker->ops = ops;
+    worker->ctx = ctx;
+    worker->deadline_ns = INT64_MAX;
+    snprintf(worker->name, sizeof worker->name, "%s", options->name);
+    worker->options.name = worker->name;
+    do {
+        bt_hash_random(&worker->incarnation, sizeof worker->incarnation);
+    } while (worker->incarnation == 0);
+    worker->admission = (bt_admission){
+        .modes = ops->modes,
+        .context = bt_worker_params(worker)->context,
+        .n_vocab = bt_worker_params(worker)->n_vocab,
+        .pool_blocks = with.pool_blocks,
+    };
+    status = make_memory(worker, err);
+    if (status == BT_OK) {
+        status = make_handles(worker, err);
+    }
+    if (status != BT_OK) {
+        bt_worker_halt(worker);
+        bt_worker_destroy(worker);
+        return status;
+    }
+    *out = worker;
+    return BT_OK;
+}
+
+static void fill_hello(const bt_worker *worker, const bt_kv_peer *kv, bt_link_hello *hello)
+{
+    const bt_worker_options *o = &worker->options;
+    const bt_kv_terms terms = bt_worker_terms(worker);
+    *hello = (bt_link_hello){
+        .role = o->role,
+        .kv.incarnation = worker->incarnation,
+        .block_tokens = BT_KV_BLOCK_TOKENS,
+        .pool_blocks = o->pool_blocks,
+        .block_bytes = terms.layout.block_bytes,
+        .requests_max = o->requests_max,
+        .context_tokens = bt_worker_params(worker)->context,
+        .step_tokens_max = o->token_budget,
+    };
+    snprintf(hello->kv.name, sizeof hello->kv.name, "%s", worker->name);
+    if (kv != NULL) {
+        snprintf(hello->kv.kv_tcp, sizeof hello->kv.kv_tcp, "%s", kv->tcp);
+        snprintf(hello->kv.kv_unix, sizeof hello->kv.kv_unix, "%s", kv->shm);
+        memcpy(hello->kv.boot_id, kv->boot_id, sizeof hello->kv.boot_id);
+    }
+    snprintf(hello->kernels, sizeof hello->kernels, "%s", bt_model_kernels(o->model));
+    snprintf(hello->model, sizeof hello->model, "%s", bt_model_name(o->model));
+    memcpy(hello->numerics_id, terms.numerics_id, sizeof hello->numerics_id);
+    bt_hash128_to_bytes(bt_model_fingerprint(o->model), hello->model_fingerprint);
+    memcpy(hello->tokenizer_hash, o->tokenizer_hash, sizeof hello->tokenizer_hash);
+    memcpy(hello->cluster_key_print, o->cluster_key_print, sizeof hello->cluster_key_print);
+}
+
+bt_status bt_worker_start(bt_worker *worker, const bt_engine_scheduler *table, const bt_kv_peer *kv,
+                          bt_error *err)
+{
+    BT_ASSERT(worker->state == BT_WORKER_STATE_CREATED);
+    bt_link_hello hello;
+    fill_hello(worker, kv, &hello);
+    const bt_link_worker_options link = {
+        .hello = &hello,
+        .routers = worker->options.routers,
+        .n_routers = worker->options.n_routers,
+        .runs_max = worker->options.requests_max,
+        .load_ms = worker->options.load_ms,
+        .callbacks = &bt_worker_link_callbacks,
+        .ctx = worker,
+    };
+    bt_status status = bt_link_worker_create(worker->loop, worker->rpc, &link, &worker->link, err);
+    if (status != BT_OK) {
+        return status;
+    }
+    worker->load.blocks_free = worker->options.pool_blocks;
+    bt_link_worker_load(worker->link, &worker->load);
+    status = bt_engine_start(worker->engine, table);
+    if (status != BT_OK) {
+        return bt_error_set(err, status, "cannot start the engine's thread: %s",
+                            bt_status_text(status));
+    }
+    worker->state = BT_WORKER_STATE_SERVING;
+    bt_log(BT_INFO, "worker started: name=%s kernels=%s pool_blocks=%" PRIu32 " routers=%" PRIu32,
+           worker->name, hello.kernels, hello.pool_blocks, worker->options.n_routers);
+    return BT_OK;
+}
+
+static void stop_all_runs(bt_worker *worker)
+{
+    bt_worker_run *next = NULL;
+    for (bt_worker_run *run = bt_run_table_next(worker->runs, NULL); run != NULL; run = next) {
+        next = bt_run_table_next(worker->runs, run);
+        bt_worker_stop_run(worker, run, BT_EPEER, "worker '%s' is shutting down", worker->name);
+    }
+}
+
+static void on_grace_over(void *ctx)
+{
+    bt_worker *worker = ctx;
+    if (worker->state == BT_WORKER_STATE_DRAINING) {
+        worker->state = BT_WORKER_STATE_STOPPING;
+        stop_all_runs(worker);
+        bt_worker_stop_when_empty(worker);
+    }
+}
+
+void bt_worker_stop_when_empty(bt_worker *worker)
+{
+    const bool draining =
+        worker->state == BT_WORKER_STATE_DRAINING || worker->state == BT_WORKER_STATE_STOPPING;
+    if (draining && bt_run_table_n_open(worker->runs) == 0) {
+        worker->state = BT_WORKER_STATE_AUDITING;
+        bt_timer_stop(worker->grace_timer);
+        worker->ops->audit(worker->ctx);
+    }
+}
+
+static void on_link_closed(void *ctx)
+{
+    bt_worker *worker = ctx;
+    bt_engine_stop(worker->engine);
+    worker->state = BT_WORKER_STATE_STOPPED;
+    bt_log(BT_INFO, "worker stopped: name=%s audit=%s", worker->name,
+           bt_status_name(worker->audit));
+    worker->stopped(worker->stopped_ctx);
+}
+
+void bt_worker_audited(bt_worker *worker, bt_status status)
+{
+    if (worker->state != BT_WORKER_STATE_AUDITING) {
+        return;
+    }
+    worker->audit = status;
+    worker->state = BT_WORKER_STATE_CLOSING;
+    bt_link_worker_shutdown(worker->link, LINK_GRACE_MS, on_link_closed, worker);
+}
+
+void bt_worker_stop(bt_worker *worker, uint64_t grace_ms, bt_loop_fn done, void *ctx)
+{
+    BT_ASSERT(worker->state == BT_WORKER_STATE_SERVING);
+    worker->stopped = done;
+    worker->stopped_ctx = ctx;
+    worker->state = BT_WORKER_STATE_DRAINING;
+    worker->load.draining = true;
+    bt_link_worker_load(worker->link, &worker->load);
+    bt_link_worker_flush(worker->link);
+    bt_timer_start(worker->grace_timer, grace_ms, 0);
+    bt_worker_stop_when_empty(worker);
+}
+
+void bt_worker_halt(bt_worker *worker)
+{
+    if (worker == NULL) {
+        return;
+    }
+    BT_ASSERT(worker->state == BT_WORKER_STATE_CREATED || worker->state == BT_WORKER_STATE_STOPPED);
+    bt_link_worker_destroy(worker->link);
+    worker->link = NULL;
+    if (worker->engine != NULL) {
+        bt_engine_stop(worker->engine);
+    }
+    bt_wake_destroy(worker->wake);
+    bt_timer_destroy(worker->deadline_timer);
+    bt_timer_destroy(worker->grace_timer);
+    worker->wake = NULL;
+    worker->deadline_timer = NULL;
+    worker->grace_timer = NULL;
+}
+
+void bt_worker_destroy(bt_worker *worker)
+{
+    if (worker == NULL) {
+        return;
+    }
+    BT_ASSERT(worker->link == NULL);
+    bt_engine_destroy(worker->engine);
+    bt_run_table_destroy(worker->runs);
+    bt_kv_cache_destroy(worker->cache);
+    bt_kv_pool_destroy(worker->pool);
+    bt_meter_destroy(worker->meter);
+    free(worker->event);
+    free(worker);
+}
+
+/* ------------------------------------------------------------------------- queries ---- */
+
+bt_kv_terms bt_worker_terms(const bt_worker *worker)
+{
+    const bt_worker_options *o = &worker->options;
+    bt_kv_terms terms = {
+        .layout = *bt_model_kv_layout(o->model),
+        .allow_mixed_numerics = o->allow_mixed_numerics,
+    };
+    bt_hash128_to_bytes(bt_model_numerics_id(o->model), terms.numerics_id);
+    memcpy(terms.cluster_key_fingerprint, o->cluster_key_print,
+           sizeof terms.cluster_key_fingerprint);
+    return terms;
+}
+
+uint64_t bt_worker_incarnation(const bt_worker *worker)
+{
+    return worker->incarnation;
+}
+
+bt_kv_pool *bt_worker_pool(const bt_worker *worker)
+{
+    return worker->pool;
+}
+
+bt_kv_cache *bt_worker_cache(const bt_worker *worker)
+{
+    return worker->cache;
+}
+
+bt_engine *bt_worker_engine(const bt_worker *worker)
+{
+    return worker->engine;
+}
+
+const bt_model_params *bt_worker_params(const bt_worker *worker)
+{
+    return bt_model_get_params(worker->options.model);
+}
+
+const bt_worker_options *bt_worker_get_options(const bt_worker *worker)
+{
+    return &worker->options;
+}
+
+static const char *why_not_ready(const bt_worker *worker)
+{
+    if (worker->state == BT_WORKER_STATE_CREATED) {
+        return "starting";
+    }
+    if (worker->state != BT_WORKER_STATE_SERVING) {
+        return "shutting down";
+    }
+    bt_engine_stats engine;
+    bt_engine_get_stats(worker->engine, &engine);
+    const int64_t step_ns =
+        engine.step_began_ns != 0 ? bt_clock_now_ns() - engine.step_began_ns : 0;
+    if (step_ns / 1000000000 > STALL_S_MAX) {
+        return "the engine's step does not end";
+    }
+    return NULL;
+}
+
+void bt_worker_get_health(const bt_worker *worker, bt_worker_health *out)
+{
+    const char *why = why_not_ready(worker);
+    *out = (bt_worker_health){
+        .ready = why == NULL,
+        .runs_open = bt_run_table_n_open(worker->runs),
+        .audit = worker->audit,
+        .load = worker->load,
+    };
+    snprintf(out->text, sizeof out->text, "%s", why == NULL ? "ready" : why);
+    if (worker->link != NULL) {
+        out->routers_up = bt_link_worker_get_stats(worker->link).routers_up;
+    }
+}
+
+void bt_worker_tick(bt_worker *worker)
+{
+    bt_worker_on_deadline(worker);
+}
