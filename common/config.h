@@ -17,9 +17,10 @@
  *        .offset = offsetof(struct options, n_threads)},
  *       ...
  *
- * YAML files: keys at the top are for every command that knows them; a mapping under the
- * name of a command (spec.section, like "worker:") is for that one and beats the top.
- * A key that nobody knows is an error with its line and a near name.
+ * YAML files: keys at the top are for every command that reads the file; a mapping under
+ * the name of a command (spec.section, like "worker:") is for that one alone and beats the
+ * top. A key that the command does not know is an error with its line and a near name.
+ * An empty variable counts as not set.
  *
  * Threading: the thread that created it.
  * Memory:    strings and lists written to the target live until bt_config_destroy().
