@@ -23,7 +23,6 @@
 #include "worker/run_table.h"
 
 typedef struct bt_worker bt_worker;
-typedef struct bt_kv_loopback bt_kv_loopback; /* kvtransfer/transport.h */
 
 /* What an operator decides about a worker; both roles take the same. 0 means the default. */
 typedef struct bt_worker_options {
