@@ -90,7 +90,12 @@ BT_MUST_CHECK bt_status bt_rpc_server_create(bt_rpc *rpc, const bt_rpc_server_op
 BT_MUST_CHECK bt_status bt_rpc_server_handle(bt_rpc_server *server, const char *path,
                                              bt_rpc_handler handler, void *ctx);
 
-/* Serves from now on; unknown paths get UNIMPLEMENTED. BT_EEXISTS: the port is in use. */
+/* Takes the port and serves nobody yet, so that a process with several servers can make sure of
+ * all ports before it starts. BT_EEXISTS: the port is in use; BT_EINVAL, BT_EPERMISSION, BT_EIO. */
+BT_MUST_CHECK bt_status bt_rpc_server_bind(bt_rpc_server *server, bt_error *err);
+
+/* Binds, unless that is done (then it can't fail), and serves from now on; unknown paths get
+ * UNIMPLEMENTED. */
 BT_MUST_CHECK bt_status bt_rpc_server_start(bt_rpc_server *server, bt_error *err);
 
 /* The port taken (after start). */

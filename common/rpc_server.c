@@ -261,9 +261,12 @@ static void ask_request(request *req)
     BT_ASSERT(error == GRPC_CALL_OK);
 }
 
-bt_status bt_rpc_server_start(bt_rpc_server *server, bt_error *err)
+bt_status bt_rpc_server_bind(bt_rpc_server *server, bt_error *err)
 {
     BT_ASSERT(!server->started);
+    if (server->port != 0) {
+        return BT_OK;
+    }
     char host[HOST_BYTES];
     const char *port = NULL;
     if (!is_unix(server->address) && !split_address(server->address, host, &port)) {
@@ -282,6 +285,15 @@ bt_status bt_rpc_server_start(bt_rpc_server *server, bt_error *err)
     grpc_server_credentials_release(credentials);
     if (server->port == 0) {
         return explain_bind(server, err);
+    }
+    return BT_OK;
+}
+
+bt_status bt_rpc_server_start(bt_rpc_server *server, bt_error *err)
+{
+    const bt_status status = bt_rpc_server_bind(server, err);
+    if (status != BT_OK) {
+        return status;
     }
     grpc_server_start(server->core);
     server->started = true;
