@@ -10,11 +10,13 @@
  *
  * Stopped early (bt_worker_stop_run): CANCEL is posted at once, and the source, if it has the
  * run, gives its readers up and then calls released. The engine owns the blocks from STARTED
- * until RELEASE, so every path past STARTED posts exactly one RELEASE: in released(), or at
- * STARTED itself when there is no source to wait for. A run stopped while waiting has no
+ * until RELEASE, so every path past STARTED posts exactly one RELEASE: in released(), or,
+ * when there is no source to wait for, where the run is stopped. A run stopped while waiting has no
  * STARTED: CANCEL alone brings DONE. Both can cross in the queues, and both ways end well.
  *
- * When the puller goes away before the token is sampled, the rest of the prompt is not computed.
+ * When the puller goes away before the token is sampled, the rest of the prompt is not computed. A
+ * run without a puller (a request for one token, or for the scores of its prompt) is never
+ * offered: RELEASE follows TOKEN.
  */
 #include "prefill/worker.h"
 
@@ -77,6 +79,8 @@ static void on_stop(bt_worker_run *run, void *ctx)
     if (run->in_transfer) {
         /* NOTFOUND: released already, its callback is on its way. */
         (void)bt_kv_source_cancel(worker->source, transfer_of(run), run->status, run->error.text);
+    } else if (run->lent) {
+        post_release(worker, run);
     }
 }
 
@@ -90,6 +94,9 @@ static void on_started(bt_prefill_worker *worker, bt_worker_run *run)
     run->started_ns = bt_clock_now_ns();
     if (run->stopping) {
         post_release(worker, run);
+        return;
+    }
+    if (!run->has_peer) {
         return;
     }
     BT_ASSERT(run->seq->n_blocks >= run->n_blocks);
@@ -107,8 +114,7 @@ static void on_started(bt_prefill_worker *worker, bt_worker_run *run)
         return;
     }
     bt_worker_stop_run(worker->base, run, status == BT_AGAIN ? BT_EEXHAUSTED : status,
-                       "cannot offer the KV cache: %s", err.text);
-    post_release(worker, run);
+                       "cannot offer the KV cache: %s", err.text); /* releases */
 }
 
 static void on_part(bt_prefill_worker *worker, const bt_worker_run *run,
@@ -141,6 +147,8 @@ static void on_token(bt_prefill_worker *worker, bt_worker_run *run, const bt_pre
         const bt_status status =
             bt_kv_source_complete(worker->source, transfer_of(run), blob, blob_bytes, run->ends);
         BT_ASSERT(status == BT_OK || status == BT_ENOTFOUND);
+    } else if (run->lent) {
+        post_release(worker, run);
     }
 }
 
@@ -256,7 +264,9 @@ static void on_released(bt_kv_transfer transfer, bt_kv_outcome outcome, const ch
         bt_worker_stop_run(worker->base, run, late ? BT_EDEADLINE : status,
                            "the KV cache was not pulled: %s", text != NULL ? text : "");
     }
-    post_release(worker, run);
+    if (run->lent) { /* stopping it now has released it already */
+        post_release(worker, run);
+    }
 }
 
 static void on_trace(const bt_kv_trace *event, void *ctx)

@@ -152,8 +152,8 @@ void bt_worker_destroy(bt_worker *worker);
 
 /* How it is, for /readyz and status. */
 typedef struct bt_worker_health {
-    bool ready;    /* takes requests, and the engine moves */
-    char text[96]; /* why it is not ready */
+    bool ready;       /* takes requests, and the engine moves */
+    const char *text; /* "ready", or why it is not; a constant */
     uint32_t routers_up;
     uint32_t runs_open;
     bt_status audit; /* of stop(); BT_OK before */

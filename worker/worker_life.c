@@ -425,11 +425,11 @@ void bt_worker_get_health(const bt_worker *worker, bt_worker_health *out)
     const char *why = why_not_ready(worker);
     *out = (bt_worker_health){
         .ready = why == NULL,
+        .text = why == NULL ? "ready" : why,
         .runs_open = bt_run_table_n_open(worker->runs),
         .audit = worker->audit,
         .load = worker->load,
     };
-    snprintf(out->text, sizeof out->text, "%s", why == NULL ? "ready" : why);
     if (worker->link != NULL) {
         out->routers_up = bt_link_worker_get_stats(worker->link).routers_up;
     }
