@@ -11,7 +11,8 @@
  * done means: each part of the blocks that were not skipped arrived exactly once, its
  * checksum is right, and the source's completion is here.
  *
- * Threading: loop thread only. Callbacks come from the loop, never inside a call.
+ * Threading: loop thread only. Callbacks come from the loop, never inside a call; they may
+ *            call anything but destroy.
  * Memory:    all of it is taken in create (n transfers x blocks x layers x 5 bytes or so).
  */
 #ifndef BT_KVTRANSFER_SINK_H
@@ -21,7 +22,6 @@
 #include "kvtransfer/transfer.h"
 
 typedef struct bt_kv_sink bt_kv_sink;
-typedef struct bt_kv_loopback bt_kv_loopback; /* kvtransfer/transport.h */
 
 /* How a finished transfer went. */
 typedef struct bt_kv_pull_stats {
@@ -69,6 +69,7 @@ typedef struct bt_kv_sink_options {
     uint32_t max_retries;         /* parts asked for again in one transfer; 0: 8 */
     uint64_t max_bytes_in_flight; /* asked for over one stream; 0: 4 MiB */
     uint64_t rate_limit_bytes_s;  /* copies over shm; 0: none (streams: the source limits) */
+    bt_kv_fault *fault;           /* test only; NULL: none */
 } bt_kv_sink_options;
 
 /* BT_EINVAL, BT_ENOMEM; *err says what. */
@@ -89,13 +90,13 @@ BT_MUST_CHECK bt_status bt_kv_sink_open(bt_kv_sink *sink, bt_kv_transfer transfe
 /* Pulls block i of the offer into block_ids[i] (copied), i in [n_skip, n_blocks); the first
  * n_skip (ids not looked at) are held already. n_blocks must be the offer's, or the transfer
  * fails with BT_EMISMATCH. Once only: BT_EEXISTS. BT_ENOTFOUND: ended already, its callback has
- * come. BT_EEXHAUSTED: more than max_transfer_blocks. BT_EINVAL. */
+ * come or is about to. BT_EEXHAUSTED: more than max_transfer_blocks. BT_EINVAL. */
 BT_MUST_CHECK bt_status bt_kv_sink_pull(bt_kv_sink *sink, bt_kv_transfer transfer,
                                         const bt_block_id *block_ids, uint32_t n_blocks,
                                         uint32_t n_skip, bt_error *err);
 
 /* Ends it: failed(BT_ECANCELLED) comes once no one writes its blocks. BT_ENOTFOUND: ended
- * already, its callback has come. */
+ * already, its callback has come or is about to. */
 bt_status bt_kv_sink_cancel(bt_kv_sink *sink, bt_kv_transfer transfer);
 
 /* Counters since create; gauges are marked. */

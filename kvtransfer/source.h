@@ -12,7 +12,8 @@
  * A part may be announced once its last byte is written; it must not change afterwards.
  * The lease runs from offer(); once a sink has linked, its heartbeats renew it.
  *
- * Threading: loop thread only. Callbacks come from the loop, never inside a call.
+ * Threading: loop thread only. Callbacks come from the loop, never inside a call; they may
+ *            call anything but destroy.
  * Memory:    all of it is taken in create (n transfers x blocks x layers x 5 bytes or so).
  */
 #ifndef BT_KVTRANSFER_SOURCE_H
@@ -22,7 +23,6 @@
 #include "kvtransfer/transfer.h"
 
 typedef struct bt_kv_source bt_kv_source;
-typedef struct bt_kv_loopback bt_kv_loopback; /* kvtransfer/transport.h */
 
 typedef enum bt_kv_outcome {
     BT_KV_OUTCOME_PULLED,    /* the sink has everything that it wanted */
@@ -57,6 +57,7 @@ typedef struct bt_kv_source_options {
     uint32_t max_peers;          /* connections at once */
     uint32_t lease_ms;           /* 0: BT_KV_LEASE_MS */
     uint64_t rate_limit_bytes_s; /* payload over streams; 0: none (shm: the sink limits) */
+    bt_kv_fault *fault;          /* test only; NULL: none */
 } bt_kv_source_options;
 
 /* Listens at once. On BT_OK the caller owns *out. BT_EINVAL: an option is out of range, BT_EIO:

@@ -80,4 +80,14 @@ typedef struct bt_kv_trace {
 
 typedef void (*bt_kv_trace_fn)(const bt_kv_trace *event, void *ctx);
 
+/* Where sources and sinks of one process meet: bt_kv_loopback_create() in transport.h. */
+typedef struct bt_kv_loopback bt_kv_loopback;
+
+/* Test only: breaks what a source or a sink sends, counted over all its connections. */
+typedef struct bt_kv_fault {
+    uint64_t bytes;   /* of frames sent so far (parts are not counted) */
+    uint64_t cut_at;  /* the connection that would send byte number cut_at breaks; 0: never */
+    uint64_t flip_at; /* byte number flip_at arrives as another one; 0: never */
+} bt_kv_fault;
+
 #endif /* BT_KVTRANSFER_TRANSFER_H */
