@@ -12,254 +12,23 @@
  * What makes a query's bits independent of its tile mates:
  *  1. Steps begin at absolute positions, and a step that a query can't see leaves its state alone.
  *  2. Scores past a query's end become -inf by selection, so their p is exactly 0.
- *  3. p V runs over exactly the tokens that a query sees, in order, one fma each: the pairs of
- *     tokens that the whole tile sees in a register tile, the few after them query by query.
+ *  3. p V takes the tokens that a query sees, in order, and no other (attention_fma.h,
+ *     attention_amx.h).
  *  4. Segments of 512 absolute positions start afresh and are merged in order, whether one
  *     thread computed them or several.
  *
  * Slots at or past the end are read as parts of vectors, but never reach a result.
  */
-#include "engine/cpu/isa.h"
-#include "engine/cpu/tile.h"
-
-enum {
-    STEP_BLOCKS = BT_STEP_TOKENS / BT_KV_BLOCK_TOKENS,
-};
-
-_Static_assert(BT_STEP_TOKENS == 64, "a step is four vectors of scores");
-_Static_assert((int)BT_TILE_ROWS <= (int)BT_V16_LANES, "the state of all queries fits a vector");
-
-typedef struct scratch {
-    float q[BT_HEAD_DIM_MAX * BT_TILE_ROWS]; /* [head_dim][rows], scaled */
-    float s[BT_TILE_ROWS][BT_STEP_TOKENS];   /* scores, then p */
-    float o[BT_TILE_ROWS][BT_HEAD_DIM_MAX];
-    float lanes[BT_TILE_ROWS][BT_V16_LANES];    /* l */
-    float total[BT_TILE_ROWS][BT_HEAD_DIM_MAX]; /* merged segments */
-    bt_segment_state total_state[BT_TILE_ROWS];
-    float max[BT_V16_LANES];
-    float max_next[BT_V16_LANES];
-    float rescale[BT_V16_LANES];   /* c */
-    uint32_t end[BT_V16_LANES];    /* position after the last that a query sees; 0: no query */
-    uint32_t n_seen[BT_V16_LANES]; /* of the step */
-    const void *k_runs[STEP_BLOCKS];
-    const void *v_runs[STEP_BLOCKS];
-} scratch;
-
-_Static_assert(sizeof(scratch) % 4 == 0, "scratch is cut from floats");
+#include "engine/cpu/attention_fma.h"
+#include "engine/cpu/attention_int.h"
+#ifdef BT_VEC_AMX
+#include "engine/cpu/attention_amx.h"
+#endif
 
 size_t BT_K(attention_scratch_bytes)(void)
 {
     return bt_align_up(sizeof(scratch), 64);
 }
-
-/* ---- register tiles -------------------------------------------------------------------- */
-
-/* s[r][16 p ..] = q . K for `panels` blocks. */
-BT_INLINE void scores_run(const uint32_t rows, const uint32_t panels, const bt_kv_format format,
-                          scratch *sc, uint32_t block, uint32_t head_dim)
-{
-    bt_v16 acc[12][4];
-#pragma GCC unroll 12
-    for (uint32_t r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (uint32_t p = 0; p < panels; p++) {
-            acc[r][p] = bt_v16_zero();
-        }
-    }
-    const float *q = sc->q;
-    const void *runs[4];
-#pragma GCC unroll 4
-    for (uint32_t p = 0; p < panels; p++) {
-        runs[p] = sc->k_runs[block + p];
-    }
-    for (uint32_t i = 0; i < head_dim / 2; i++) {
-        bt_v16 even[4];
-        bt_v16 odd[4];
-#pragma GCC unroll 4
-        for (uint32_t p = 0; p < panels; p++) {
-            tile_load_pairs(format, runs[p], (size_t)i * 32, &even[p], &odd[p]);
-        }
-#pragma GCC unroll 12
-        for (uint32_t r = 0; r < rows; r++) {
-            const bt_v16 b = bt_v16_set1(q[r]);
-#pragma GCC unroll 4
-            for (uint32_t p = 0; p < panels; p++) {
-                acc[r][p] = bt_v16_fma(b, even[p], acc[r][p]);
-            }
-        }
-#pragma GCC unroll 12
-        for (uint32_t r = 0; r < rows; r++) {
-            const bt_v16 b = bt_v16_set1(q[rows + r]);
-#pragma GCC unroll 4
-            for (uint32_t p = 0; p < panels; p++) {
-                acc[r][p] = bt_v16_fma(b, odd[p], acc[r][p]);
-            }
-        }
-        q += 2 * rows;
-    }
-#pragma GCC unroll 12
-    for (uint32_t r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (uint32_t p = 0; p < panels; p++) {
-            bt_v16_store(&sc->s[r][(block + p) * 16], acc[r][p]);
-        }
-    }
-}
-
-/* o = o c + p V for channels channel .. + 16 panels - 1 over n_tokens (even) of the step. With
- * n_lanes < 16 there is one panel, and only that many channels of it exist. */
-BT_INLINE void values_run(const uint32_t rows, const uint32_t panels, const bt_kv_format format,
-                          const bool tail, scratch *sc, uint32_t channel, uint32_t head_dim,
-                          uint32_t n_tokens)
-{
-    bt_v16 acc[12][4];
-#pragma GCC unroll 12
-    for (uint32_t r = 0; r < rows; r++) {
-        const bt_v16 c = bt_v16_set1(sc->rescale[r]);
-#pragma GCC unroll 4
-        for (uint32_t p = 0; p < panels; p++) {
-            acc[r][p] = bt_v16_mul(bt_v16_load(&sc->o[r][channel + p * 16]), c);
-        }
-    }
-    for (uint32_t t = 0; t < n_tokens; t += 2) {
-        const void *run = sc->v_runs[t / BT_KV_BLOCK_TOKENS];
-        const size_t at = bt_kv_v_element(head_dim, t % BT_KV_BLOCK_TOKENS, channel);
-        bt_v16 even[4];
-        bt_v16 odd[4];
-#pragma GCC unroll 4
-        for (uint32_t p = 0; p < panels; p++) {
-            if (tail) {
-                tile_load_pairs_n(format, run, at, head_dim - channel, &even[p], &odd[p]);
-            } else {
-                tile_load_pairs(format, run, at + (size_t)p * 32, &even[p], &odd[p]);
-            }
-        }
-        const float *prob = &sc->s[0][t];
-#pragma GCC unroll 12
-        for (uint32_t r = 0; r < rows; r++) {
-            const bt_v16 b = bt_v16_set1(prob[r * BT_STEP_TOKENS]);
-#pragma GCC unroll 4
-            for (uint32_t p = 0; p < panels; p++) {
-                acc[r][p] = bt_v16_fma(b, even[p], acc[r][p]);
-            }
-        }
-#pragma GCC unroll 12
-        for (uint32_t r = 0; r < rows; r++) {
-            const bt_v16 b = bt_v16_set1(prob[r * BT_STEP_TOKENS + 1]);
-#pragma GCC unroll 4
-            for (uint32_t p = 0; p < panels; p++) {
-                acc[r][p] = bt_v16_fma(b, odd[p], acc[r][p]);
-            }
-        }
-    }
-#pragma GCC unroll 12
-    for (uint32_t r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (uint32_t p = 0; p < panels; p++) {
-            bt_v16_store(&sc->o[r][channel + p * 16], acc[r][p]);
-        }
-    }
-}
-
-/* The tokens after the tile's common ones, for one query: first .. end - 1, first even. */
-BT_INLINE void values_rest(const bt_kv_format format, scratch *sc, uint32_t r, uint32_t head_dim,
-                           uint32_t first, uint32_t end)
-{
-    for (uint32_t channel = 0; channel < head_dim; channel += 16) {
-        bt_v16 acc = bt_v16_load(&sc->o[r][channel]);
-        for (uint32_t t = first; t < end; t += 2) {
-            const void *run = sc->v_runs[t / BT_KV_BLOCK_TOKENS];
-            const size_t at = bt_kv_v_element(head_dim, t % BT_KV_BLOCK_TOKENS, channel);
-            bt_v16 even;
-            bt_v16 odd;
-            tile_load_pairs_n(format, run, at, head_dim - channel, &even, &odd);
-            acc = bt_v16_fma(bt_v16_set1(sc->s[r][t]), even, acc);
-            if (t + 1 < end) {
-                acc = bt_v16_fma(bt_v16_set1(sc->s[r][t + 1]), odd, acc);
-            }
-        }
-        bt_v16_store(&sc->o[r][channel], acc);
-    }
-}
-
-/* All blocks of the step with the tile's shape, the last ones one by one. */
-BT_INLINE void scores_all(const uint32_t rows, const uint32_t panels, const bt_kv_format format,
-                          scratch *sc, uint32_t head_dim, uint32_t n_blocks)
-{
-    uint32_t b = 0;
-    for (; b + panels <= n_blocks; b += panels) {
-        scores_run(rows, panels, format, sc, b, head_dim);
-    }
-    for (; panels > 1 && b < n_blocks; b++) {
-        scores_run(rows, 1, format, sc, b, head_dim);
-    }
-}
-
-BT_INLINE void values_all(const uint32_t rows, const uint32_t panels, const bt_kv_format format,
-                          scratch *sc, uint32_t head_dim, uint32_t n_tokens)
-{
-    uint32_t c = 0;
-    for (; c + 16 * panels <= head_dim; c += 16 * panels) {
-        values_run(rows, panels, format, false, sc, c, head_dim, n_tokens);
-    }
-    for (; panels > 1 && c + 16 <= head_dim; c += 16) {
-        values_run(rows, 1, format, false, sc, c, head_dim, n_tokens);
-    }
-    if (c < head_dim) {
-        values_run(rows, 1, format, true, sc, c, head_dim, n_tokens);
-    }
-}
-
-#define PANELS_OF(panels) ((panels) > 4 ? 4 : (panels))
-
-#define TILE_FNS(rows, panels)                                                                     \
-    static void scores_bf16_##rows(scratch *sc, uint32_t head_dim, uint32_t n_blocks)              \
-    {                                                                                              \
-        scores_all(rows, PANELS_OF(panels), BT_KV_FORMAT_BF16, sc, head_dim, n_blocks);            \
-    }                                                                                              \
-    static void scores_f32_##rows(scratch *sc, uint32_t head_dim, uint32_t n_blocks)               \
-    {                                                                                              \
-        scores_all(rows, PANELS_OF(panels), BT_KV_FORMAT_F32, sc, head_dim, n_blocks);             \
-    }                                                                                              \
-    static void values_bf16_##rows(scratch *sc, uint32_t head_dim, uint32_t n_tokens)              \
-    {                                                                                              \
-        values_all(rows, PANELS_OF(panels), BT_KV_FORMAT_BF16, sc, head_dim, n_tokens);            \
-    }                                                                                              \
-    static void values_f32_##rows(scratch *sc, uint32_t head_dim, uint32_t n_tokens)               \
-    {                                                                                              \
-        values_all(rows, PANELS_OF(panels), BT_KV_FORMAT_F32, sc, head_dim, n_tokens);             \
-    }
-BT_TILE_SHAPES(TILE_FNS)
-#undef TILE_FNS
-
-static void rest_bf16(scratch *sc, uint32_t r, uint32_t head_dim, uint32_t first, uint32_t end)
-{
-    values_rest(BT_KV_FORMAT_BF16, sc, r, head_dim, first, end);
-}
-
-static void rest_f32(scratch *sc, uint32_t r, uint32_t head_dim, uint32_t first, uint32_t end)
-{
-    values_rest(BT_KV_FORMAT_F32, sc, r, head_dim, first, end);
-}
-
-typedef struct tile_fns {
-    uint32_t rows;
-    void (*scores)(scratch *sc, uint32_t head_dim, uint32_t n_blocks);
-    void (*values)(scratch *sc, uint32_t head_dim, uint32_t n_tokens);
-    void (*rest)(scratch *sc, uint32_t r, uint32_t head_dim, uint32_t first, uint32_t end);
-} tile_fns;
-
-static const tile_fns tiles_bf16[] = {
-#define TILE_ENTRY(rows, panels) {rows, scores_bf16_##rows, values_bf16_##rows, rest_bf16},
-    BT_TILE_SHAPES(TILE_ENTRY)
-#undef TILE_ENTRY
-};
-
-static const tile_fns tiles_f32[] = {
-#define TILE_ENTRY(rows, panels) {rows, scores_f32_##rows, values_f32_##rows, rest_f32},
-    BT_TILE_SHAPES(TILE_ENTRY)
-#undef TILE_ENTRY
-};
 
 /* ---- a step ---------------------------------------------------------------------------- */
 
@@ -273,8 +42,23 @@ BT_INLINE void load_scores(const float *s, uint32_t n_seen, bt_v16 v[4])
     }
 }
 
+#ifndef BT_VEC_AMX
+BT_INLINE void store_p_bf16(scratch *sc, uint32_t r, const bt_v16 v[4])
+{
+    (void)sc;
+    (void)r;
+    (void)v;
+}
+
+BT_INLINE void store_no_p(scratch *sc, uint32_t r)
+{
+    (void)sc;
+    (void)r;
+}
+#endif
+
 /* New maxima, c, p and l for all queries. */
-static void softmax_step(scratch *sc, uint32_t rows)
+BT_INLINE void softmax_step(scratch *sc, uint32_t rows, const bool rounds_p)
 {
     for (uint32_t r = 0; r < rows; r++) {
         sc->max_next[r] = sc->max[r];
@@ -290,6 +74,9 @@ static void softmax_step(scratch *sc, uint32_t rows)
     for (uint32_t r = 0; r < rows; r++) {
         if (sc->n_seen[r] == 0) {
             sc->rescale[r] = 1.0F;
+            if (rounds_p) {
+                store_no_p(sc, r);
+            }
             continue;
         }
         const bt_v16 m = bt_v16_set1(sc->max_next[r]);
@@ -297,7 +84,13 @@ static void softmax_step(scratch *sc, uint32_t rows)
         load_scores(sc->s[r], sc->n_seen[r], v);
         for (uint32_t j = 0; j < 4; j++) {
             v[j] = bt_v16_exp(bt_v16_sub(v[j], m));
-            bt_v16_store(&sc->s[r][16 * j], v[j]);
+        }
+        if (rounds_p) {
+            store_p_bf16(sc, r, v);
+        } else {
+            for (uint32_t j = 0; j < 4; j++) {
+                bt_v16_store(&sc->s[r][16 * j], v[j]);
+            }
         }
         const bt_v16 sum = bt_v16_add(bt_v16_add(v[0], v[1]), bt_v16_add(v[2], v[3]));
         const bt_v16 c = bt_v16_set1(sc->rescale[r]);
@@ -323,14 +116,12 @@ static void run_step(const bt_attention_part *part, const tile_fns *fns, scratch
         sc->v_runs[b] = part->args->pool + at + l->run_bytes;
     }
     fns->scores(sc, l->head_dim, n_blocks);
-    softmax_step(sc, fns->rows);
-    const uint32_t common = sc->n_seen[0] & ~1U; /* the first query sees least */
-    fns->values(sc, l->head_dim, common);
-    for (uint32_t r = 0; r < part->n_queries; r++) {
-        if (sc->n_seen[r] > common) {
-            fns->rest(sc, r, l->head_dim, common, sc->n_seen[r]);
-        }
+    if (fns->rounds_p) {
+        softmax_step(sc, part->n_queries, true);
+    } else {
+        softmax_step(sc, fns->rows, false);
     }
+    fns->values(sc, l->head_dim, part->n_queries);
 }
 
 /* ---- segments -------------------------------------------------------------------------- */
@@ -374,9 +165,11 @@ static void merge(bt_segment_state *total_state, float *total, bt_segment_state 
 static void finish(bt_segment_state state, const float *acc, uint32_t head_dim, float *out)
 {
     const bt_v16 inv = bt_v16_set1(1.0F / state.sum);
+    const bt_v16 zero = bt_v16_zero();
     for (uint32_t c = 0; c < head_dim; c += 16) {
         const uint32_t n = head_dim - c;
-        bt_v16_store_n(out + c, bt_v16_mul(bt_v16_load_n(acc + c, n), inv), n);
+        const bt_v16 v = bt_v16_mul(bt_v16_load_n(acc + c, n), inv);
+        bt_v16_store_n(out + c, bt_v16_add(v, zero), n); /* -0 becomes 0 (attention_amx.h) */
     }
 }
 
@@ -393,20 +186,18 @@ void BT_K(attention_combine)(const bt_segment_state *states, size_t stride_state
     finish(state, total, head_dim, out);
 }
 
-/* Queries to [head_dim][rows], scaled, and what each sees. */
-static void load_queries(const bt_attention_part *part, uint32_t rows, scratch *sc)
+/* The tile's queries, and what each sees. */
+static void load_queries(const bt_attention_part *part, const tile_fns *fns, scratch *sc)
 {
     const bt_attention_args *args = part->args;
     const uint32_t head_dim = args->layout->head_dim;
     const uint32_t group = args->n_heads / args->layout->n_kv_heads;
     const size_t n_vectors = (size_t)args->n_heads + 2 * (size_t)args->layout->n_kv_heads;
-    for (uint32_t r = 0; r < rows; r++) {
+    for (uint32_t r = 0; r < fns->rows; r++) {
         sc->end[r] = 0;
         sc->n_seen[r] = 0;
         if (r >= part->n_queries) {
-            for (uint32_t c = 0; c < head_dim; c++) {
-                sc->q[c * rows + r] = 0.0F;
-            }
+            fns->load_q(sc, fns->rows, r, NULL, 0.0F, head_dim);
             memset(sc->s[r], 0, sizeof(sc->s[r]));
             continue;
         }
@@ -414,9 +205,7 @@ static void load_queries(const bt_attention_part *part, uint32_t rows, scratch *
         const uint32_t head = part->kv_head * group + (part->query_first + r) % group;
         const float *q =
             part->qkv + ((part->span->row_first + (size_t)row) * n_vectors + head) * head_dim;
-        for (uint32_t c = 0; c < head_dim; c++) {
-            sc->q[c * rows + r] = q[c] * args->scale;
-        }
+        fns->load_q(sc, fns->rows, r, q, args->scale, head_dim);
         sc->end[r] = part->span->pos_first + row + 1;
     }
 }
@@ -431,39 +220,82 @@ static float *out_of(const bt_attention_part *part, uint32_t r)
            ((part->span->row_first + (size_t)row) * args->n_heads + head) * args->layout->head_dim;
 }
 
-void BT_K(attention)(const bt_attention_part *part)
+/* All segments in order, each merged into what came before. */
+static void run_segments(const bt_attention_part *part, const tile_fns *fns, scratch *sc)
 {
-    scratch *sc = part->scratch;
-    const bt_kv_layout *l = part->args->layout;
-    const tile_fns *fns = l->format == BT_KV_FORMAT_F32 ? tiles_f32 : tiles_bf16;
-    while (fns->rows < part->n_queries) {
-        fns++;
-    }
-    load_queries(part, fns->rows, sc);
-    float sum[BT_V16_LANES];
-    if (part->states != NULL) {
-        run_segment(part, fns, sc, part->segment, sum);
-        for (uint32_t r = 0; r < part->n_queries; r++) {
-            part->states[r] = (bt_segment_state){.max = sc->max[r], .sum = sum[r]};
-            memcpy(part->accs + (size_t)r * l->head_dim, sc->o[r], l->head_dim * sizeof(float));
-        }
-        return;
-    }
+    const uint32_t head_dim = part->args->layout->head_dim;
     const uint32_t last = sc->end[part->n_queries - 1];
     const uint32_t n_segments = (uint32_t)bt_div_ceil(last, BT_SEGMENT_TOKENS);
+    float sum[BT_V16_LANES];
     for (uint32_t s = 0; s < n_segments; s++) {
         run_segment(part, fns, sc, s, sum);
         for (uint32_t r = 0; r < part->n_queries; r++) {
             const bt_segment_state state = {.max = sc->max[r], .sum = sum[r]};
             if (s == 0) {
                 sc->total_state[r] = state;
-                memcpy(sc->total[r], sc->o[r], l->head_dim * sizeof(float));
+                memcpy(sc->total[r], sc->o[r], head_dim * sizeof(float));
             } else if (sc->end[r] > s * BT_SEGMENT_TOKENS) {
-                merge(&sc->total_state[r], sc->total[r], state, sc->o[r], l->head_dim);
+                merge(&sc->total_state[r], sc->total[r], state, sc->o[r], head_dim);
             }
         }
     }
     for (uint32_t r = 0; r < part->n_queries; r++) {
-        finish(sc->total_state[r], sc->total[r], l->head_dim, out_of(part, r));
+        finish(sc->total_state[r], sc->total[r], head_dim, out_of(part, r));
+    }
+}
+
+/* One segment, left for attention_combine. */
+static void run_one_segment(const bt_attention_part *part, const tile_fns *fns, scratch *sc)
+{
+    const uint32_t head_dim = part->args->layout->head_dim;
+    float sum[BT_V16_LANES];
+    run_segment(part, fns, sc, part->segment, sum);
+    for (uint32_t r = 0; r < part->n_queries; r++) {
+        part->states[r] = (bt_segment_state){.max = sc->max[r], .sum = sum[r]};
+        memcpy(part->accs + (size_t)r * head_dim, sc->o[r], head_dim * sizeof(float));
+    }
+}
+
+static void run_part(const bt_attention_part *part, const tile_fns *fns)
+{
+    scratch *sc = part->scratch;
+    while (fns->rows < part->n_queries) {
+        fns++;
+    }
+    if (fns->begin != NULL) {
+        fns->begin(sc, part->args->layout->head_dim, part->n_queries);
+    }
+    load_queries(part, fns, sc);
+    if (part->states != NULL) {
+        run_one_segment(part, fns, sc);
+    } else {
+        run_segments(part, fns, sc);
+    }
+    if (fns->end != NULL) {
+        fns->end();
+    }
+}
+
+void BT_K(attention)(const bt_attention_part *part)
+{
+#ifdef BT_VEC_AMX
+    if (part->args->layout->format == BT_KV_FORMAT_BF16) {
+        run_part(part, &tile_amx);
+        return;
+    }
+#endif
+    const tile_fns *fns =
+        part->args->layout->format == BT_KV_FORMAT_F32 ? tiles_f32 : tiles_bf16;
+    for (uint32_t q = 0; q < part->n_queries; q += BT_TILE_ROWS) { /* once, but for AMX parts */
+        const size_t head_dim = part->args->layout->head_dim;
+        const uint32_t left = part->n_queries - q;
+        bt_attention_part some = *part;
+        some.query_first += q;
+        some.n_queries = left < BT_TILE_ROWS ? left : BT_TILE_ROWS;
+        if (part->states != NULL) {
+            some.states += q;
+            some.accs += q * head_dim;
+        }
+        run_part(&some, fns);
     }
 }

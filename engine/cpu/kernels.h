@@ -70,7 +70,6 @@ typedef struct bt_attention_part {
 } bt_attention_part;
 
 typedef struct bt_cpu_kernels {
-    const char *name;
     const char *numerics;
     uint32_t k_pairs_step; /* a matrix's k_pairs is a multiple of this */
     uint32_t n_queries;    /* query vectors in an attention part, <= BT_QUERIES_MAX */
@@ -99,5 +98,6 @@ typedef struct bt_cpu_kernels {
 const bt_cpu_kernels *bt_cpu_kernels_portable(void);
 const bt_cpu_kernels *bt_cpu_kernels_avx2(void);
 const bt_cpu_kernels *bt_cpu_kernels_avx512(void);
+const bt_cpu_kernels *bt_cpu_kernels_amx(void);
 
 #endif /* BT_ENGINE_CPU_KERNELS_H */

@@ -2,6 +2,11 @@
 #include "engine/cpu/paths.h"
 
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 static bool has_avx512(void)
 {
@@ -9,6 +14,32 @@ static bool has_avx512(void)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2");
+#else
+    return false;
+#endif
+}
+
+/* AMX with bf16, and the operating system's leave to use tiles (for all threads of the
+ * process, from now on). */
+static bool has_amx(void)
+{
+#if defined(__x86_64__)
+    enum {
+        ARCH_REQ_XCOMP_PERM = 0x1023, /* Linux 5.16 */
+        XFEATURE_XTILEDATA = 18,
+        AMX_BF16 = 1 << 22, /* leaf 7, EDX */
+        AMX_TILE = 1 << 24,
+    };
+    unsigned a;
+    unsigned b;
+    unsigned c;
+    unsigned d;
+    if (!has_avx512() || !__builtin_cpu_supports("avx512bf16") ||
+        __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & AMX_BF16) == 0 ||
+        (d & AMX_TILE) == 0) {
+        return false;
+    }
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 #else
     return false;
 #endif
@@ -30,6 +61,7 @@ static bool has_c(void)
 
 static const bt_cpu_path paths[] = {
 #if defined(__x86_64__)
+    {"amx-bf16", "AMX with bf16, AVX-512 with BF16, and Linux 5.16", has_amx, bt_cpu_kernels_amx},
     {"avx512", "AVX-512 F, BW, VL and DQ", has_avx512, bt_cpu_kernels_avx512},
     {"avx2", "AVX2 and FMA", has_avx2, bt_cpu_kernels_avx2},
 #endif

@@ -3,18 +3,20 @@
 #include "engine/cpu/isa.h"
 #include "engine/cpu/tile.h"
 
-#define STRING_OF(x) #x
-#define STRING(x) STRING_OF(x)
-
 static const bt_cpu_kernels table = {
-    .name = STRING(BT_ISA),
-#ifdef BT_VEC_PORTABLE
+#if defined(BT_VEC_AMX)
+    .numerics = "bf16-amx-1",
+    .k_pairs_step = 16, /* a tile */
+    .n_queries = 16,
+#elif defined(BT_VEC_PORTABLE)
     .numerics = "muladd-1",
-#else
-    .numerics = "fma-1",
-#endif
     .k_pairs_step = 1,
     .n_queries = BT_TILE_ROWS,
+#else
+    .numerics = "fma-1",
+    .k_pairs_step = 1,
+    .n_queries = BT_TILE_ROWS,
+#endif
     .attention_scratch_bytes = BT_K(attention_scratch_bytes),
     .matmul_scratch_bytes = BT_K(matmul_scratch_bytes),
     .matmul = BT_K(matmul),

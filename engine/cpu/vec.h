@@ -21,6 +21,9 @@
 
 #if defined(__AVX512F__)
 #define BT_VEC_AVX512 1
+#if defined(__AMX_BF16__)
+#define BT_VEC_AMX 1 /* and tiles (amx.h) */
+#endif
 #elif defined(__AVX2__) && defined(__FMA__)
 #define BT_VEC_AVX2 1
 #else

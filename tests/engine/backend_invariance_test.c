@@ -167,6 +167,41 @@ static void attention_is_the_same_in_any_chunks_and_company(void **state)
     }
 }
 
+/* Rows 0 .. 39 of a sequence in one chunk, whose V is infinite from row 37 on. */
+static void later_infinities_harm_no_earlier_row(void **state)
+{
+    (void)state;
+    static const fixture_shape shapes[] = {{6, 2, 8, 8, BT_KV_FORMAT_BF16},
+                                           {3, 1, 64, 64, BT_KV_FORMAT_BF16}};
+    static const fixture_rows rows = {0, 0, 40};
+    for (size_t p = 0; p < n_paths; p++) {
+        for (size_t s = 0; s < BT_ARRAY_LEN(shapes); s++) {
+            bt_backend *be = fixture_backend(paths[p], 1);
+            fixture_attention fx;
+            fixture_attention_init(&fx, shapes[s], 1, 48);
+            float *want = fixture_step(&fx, be, &rows, 1);
+            float *qkv = fixture_qkv(&fx, &rows, 1);
+            const size_t width = (size_t)shapes[s].n_heads * shapes[s].head_dim;
+            const size_t kv = (size_t)shapes[s].n_kv_heads * shapes[s].head_dim;
+            const uint32_t infinity = 0x7f800000U;
+            for (size_t r = 37; r < 40; r++) {
+                for (size_t c = 0; c < kv; c++) {
+                    memcpy(&qkv[r * (width + 2 * kv) + width + kv + c], &infinity, sizeof(float));
+                }
+            }
+            fixture_store(&fx, be, &rows, 1, qkv);
+            float *got = fixture_attend(&fx, be, &rows, 1, qkv);
+            assert_memory_equal(got, want, 37 * width * sizeof(float));
+            assert_true(got[37 * width] > 1e30F);
+            free(want);
+            free(got);
+            free(qkv);
+            fixture_attention_deinit(&fx);
+            be->ops->destroy(be);
+        }
+    }
+}
+
 static void segments_are_the_same_in_one_thread_and_in_several(void **state)
 {
     (void)state;
@@ -219,6 +254,7 @@ int main(void)
         cmocka_unit_test(a_bad_row_harms_no_other_row),
         cmocka_unit_test(rows_of_norm_and_activation_do_not_depend_on_each_other),
         cmocka_unit_test(attention_is_the_same_in_any_chunks_and_company),
+        cmocka_unit_test(later_infinities_harm_no_earlier_row),
         cmocka_unit_test(segments_are_the_same_in_one_thread_and_in_several),
         cmocka_unit_test(paths_of_one_class_agree_to_the_bit),
     };
