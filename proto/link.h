@@ -239,7 +239,8 @@ typedef struct bt_link_peer bt_link_peer; /* one attached worker, until on_worke
 
 typedef struct bt_link_router_callbacks {
     /* A worker with the right version and key. Anything but BT_OK refuses it with err's text
-     * (the worker logs it): the model is unknown, the tokenizer differs, ... */
+     * (the worker logs it): the model is unknown, the tokenizer differs, ... A worker that
+     * comes back may be up before on_worker_down was told for its lost connection. */
     bt_status (*on_worker_up)(bt_link_peer *worker, const bt_link_hello *hello, void *ctx,
                               bt_error *err);
     void (*on_load)(bt_link_peer *worker, const bt_link_load *load, void *ctx);

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* link_int.h - what both ends of a link share: the outbox, and structs to bytes and back.
+ *
+ * Threading: loop thread only.
+ */
+#ifndef BT_PROTO_LINK_INT_H
+#define BT_PROTO_LINK_INT_H
+
+#include <protobuf-c/protobuf-c.h>
+
+#include "common/map.h"
+#include "proto/link.h"
+#include "proto/worker.pb-c.h"
+
+#define BT_LINK_PATH "/baton.worker.v1.Attach/Attach"
+
+enum {
+    BT_LINK_MESSAGE_BYTES = 1024 * 1024,       /* a message holds events up to about this */
+    BT_LINK_EVENT_BYTES_MAX = 8 * 1024 * 1024, /* one event alone; larger ones are refused */
+    BT_LINK_RECV_BYTES_MAX = 16 * 1024 * 1024,
+    BT_LINK_BLOCKS_PER_EVENT = 4096,
+    BT_LINK_SILENCE_MS = 3000,
+    BT_LINK_PING_MS = 500,
+    BT_LINK_NS_PER_MS = 1000 * 1000,
+};
+
+/* ---- outbox: events that wait for their stream, already encoded, in messages ---- */
+
+typedef struct bt_link_chunk {
+    struct bt_link_chunk *next;
+    size_t len;
+    size_t capacity;
+    uint8_t bytes[];
+} bt_link_chunk;
+
+typedef struct bt_link_outbox {
+    bt_link_chunk *first;
+    bt_link_chunk *last;
+    bt_link_chunk *spare; /* one emptied chunk, to be filled again */
+    size_t n_bytes;
+    size_t max_bytes;
+} bt_link_outbox;
+
+/* Adds an event (or command); false: no room (never with `force`), or no memory. */
+bool bt_link_outbox_add(bt_link_outbox *outbox, const ProtobufCMessage *event, bool force);
+
+/* Starts sending the oldest message if the call can take one; false: nothing was sent. */
+bool bt_link_outbox_send(bt_link_outbox *outbox, bt_rpc_call *call);
+
+void bt_link_outbox_clear(bt_link_outbox *outbox);
+
+/* ---- arena: memory of one unpacked message ---- */
+
+typedef struct bt_link_arena {
+    ProtobufCAllocator allocator;
+    struct bt_link_slab *slabs;
+    size_t n_bytes;
+} bt_link_arena;
+
+void bt_link_arena_init(bt_link_arena *arena);
+
+/* Everything unpacked with it is gone. */
+void bt_link_arena_reset(bt_link_arena *arena);
+
+/* ---- mirror: the blocks that a worker holds, as its routers should see them ---- */
+
+typedef struct bt_link_mirror {
+    bt_map128 *slots_by_hash;
+    bt_block_hash *ids; /* [capacity] of used slots */
+    bool *used;         /* [capacity] */
+    uint32_t *free_slots;
+    uint32_t n_free;
+    uint32_t capacity;
+} bt_link_mirror;
+
+/* BT_ENOMEM; deinit is needed then too. */
+BT_MUST_CHECK bt_status bt_link_mirror_init(bt_link_mirror *m, uint32_t capacity);
+void bt_link_mirror_deinit(bt_link_mirror *m);
+
+/* false: full. Storing what is there, or evicting what is not, changes nothing. */
+bool bt_link_mirror_store(bt_link_mirror *m, const bt_block_hash *id);
+void bt_link_mirror_evict(bt_link_mirror *m, const bt_block_hash *id);
+void bt_link_mirror_clear(bt_link_mirror *m);
+
+/* ---- out: each adds one event; false as bt_link_outbox_add ---- */
+bool bt_link_put_hello(bt_link_outbox *outbox, const bt_link_hello *hello);
+bool bt_link_put_load(bt_link_outbox *outbox, const bt_link_load *load);
+bool bt_link_put_tokens(bt_link_outbox *outbox, const bt_link_tokens *tokens);
+bool bt_link_put_finished(bt_link_outbox *outbox, const bt_link_finished *finished);
+bool bt_link_put_blocks(bt_link_outbox *outbox, uint64_t number, bt_link_blocks_kind kind,
+                        const bt_block_hash *ids, size_t n);
+bool bt_link_put_pong(bt_link_outbox *outbox, uint64_t number);
+
+bool bt_link_put_welcome(bt_link_outbox *outbox, const char *name, uint32_t ping_ms,
+                         uint32_t silence_ms);
+BT_MUST_CHECK bt_status bt_link_put_run(bt_link_outbox *outbox, const bt_link_run *run);
+bool bt_link_put_cancel(bt_link_outbox *outbox, bt_request_id id, uint32_t attempt);
+bool bt_link_put_ping(bt_link_outbox *outbox, uint64_t number);
+bool bt_link_put_send_snapshot(bt_link_outbox *outbox);
+
+/* ---- in: false: the message makes no sense. Results point into the message. ---- */
+bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out);
+void bt_link_get_load(const Baton__Worker__V1__Load *in, bt_link_load *out);
+bool bt_link_get_finished(const Baton__Worker__V1__Finished *in, bt_link_finished *out);
+bool bt_link_get_id(const Baton__Worker__V1__RequestId *in, bt_request_id *id, uint32_t *attempt);
+bool bt_link_get_run(const Baton__Worker__V1__Run *in, bt_link_run *out, bt_sampling *sampling);
+
+/* Number of results, after a check that all lengths agree. */
+bool bt_link_get_tokens(const Baton__Worker__V1__Tokens *in, bt_link_tokens *out);
+
+/* Fills results[0..n-1] from a message that bt_link_get_tokens() found right. */
+void bt_link_get_results(const Baton__Worker__V1__Tokens *in, bt_token_result *results);
+
+#endif /* BT_PROTO_LINK_INT_H */

@@ -1,0 +1,584 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plain structs to worker.proto's messages and back. What comes in is checked here, once: sizes
+ * of ids, lengths of arrays that belong together, token ids and sampling parameters in range,
+ * strings that fit. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/check.h"
+#include "proto/link_int.h"
+
+enum { TOKENS_PER_EVENT = 32 };
+
+typedef Baton__Worker__V1__Event pb_event;
+typedef Baton__Worker__V1__Command pb_command;
+typedef Baton__Worker__V1__RequestId pb_id;
+
+static bool add_event(bt_link_outbox *outbox, const pb_event *event)
+{
+    return bt_link_outbox_add(outbox, &event->base, false);
+}
+
+static pb_id make_id(bt_request_id id, uint32_t attempt)
+{
+    pb_id out = BATON__WORKER__V1__REQUEST_ID__INIT;
+    out.hi = id.hi;
+    out.lo = id.lo;
+    out.attempt = attempt;
+    return out;
+}
+
+static ProtobufCBinaryData make_bytes(const void *bytes, size_t len)
+{
+    return (ProtobufCBinaryData){.len = len, .data = (uint8_t *)(uintptr_t)bytes};
+}
+
+static char *make_text(const char *text)
+{
+    return (char *)(uintptr_t)text;
+}
+
+static bool get_text(const char *in, char *out, size_t capacity)
+{
+    const size_t len = strlen(in);
+    if (len >= capacity) {
+        return false;
+    }
+    memcpy(out, in, len + 1);
+    return true;
+}
+
+static bool get_bytes(ProtobufCBinaryData in, uint8_t out[BT_LINK_ID_BYTES])
+{
+    if (in.len != BT_LINK_ID_BYTES) {
+        return false;
+    }
+    memcpy(out, in.data, BT_LINK_ID_BYTES);
+    return true;
+}
+
+/* Token ids are never negative, so one array serves both signs. */
+static bool tokens_in_range(const uint32_t *tokens, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (tokens[i] > INT32_MAX) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool bt_link_get_id(const pb_id *in, bt_request_id *id, uint32_t *attempt)
+{
+    if (in == NULL) {
+        return false;
+    }
+    *id = (bt_request_id){.hi = in->hi, .lo = in->lo};
+    *attempt = in->attempt;
+    return true;
+}
+
+/* ---- hello ---- */
+
+bool bt_link_put_hello(bt_link_outbox *outbox, const bt_link_hello *hello)
+{
+    Baton__Worker__V1__Hello out = BATON__WORKER__V1__HELLO__INIT;
+    out.protocol_version = hello->protocol_version;
+    out.name = make_text(hello->kv.name);
+    out.role = (Baton__Worker__V1__Role)hello->role;
+    out.incarnation = hello->kv.incarnation;
+    out.numerics_id = make_bytes(hello->numerics_id, BT_LINK_ID_BYTES);
+    out.kernels = make_text(hello->kernels);
+    out.model = make_text(hello->model);
+    out.model_fingerprint = make_bytes(hello->model_fingerprint, BT_LINK_ID_BYTES);
+    out.tokenizer_hash = make_bytes(hello->tokenizer_hash, BT_LINK_ID_BYTES);
+    out.cluster_key_print = make_bytes(hello->cluster_key_print, BT_LINK_ID_BYTES);
+    out.kv_tcp = make_text(hello->kv.kv_tcp);
+    out.kv_unix = make_text(hello->kv.kv_unix);
+    out.boot_id = make_bytes(hello->kv.boot_id, BT_LINK_ID_BYTES);
+    out.block_tokens = hello->block_tokens;
+    out.pool_blocks = hello->pool_blocks;
+    out.block_bytes = hello->block_bytes;
+    out.requests_max = hello->requests_max;
+    out.context_tokens = hello->context_tokens;
+    out.step_tokens_max = hello->step_tokens_max;
+    pb_event event = BATON__WORKER__V1__EVENT__INIT;
+    event.event_case = BATON__WORKER__V1__EVENT__EVENT_HELLO;
+    event.hello = &out;
+    return add_event(outbox, &event);
+}
+
+bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out)
+{
+    *out = (bt_link_hello){
+        .protocol_version = in->protocol_version,
+        .role = (bt_link_role)in->role,
+        .kv.incarnation = in->incarnation,
+        .block_tokens = in->block_tokens,
+        .pool_blocks = in->pool_blocks,
+        .block_bytes = in->block_bytes,
+        .requests_max = in->requests_max,
+        .context_tokens = in->context_tokens,
+        .step_tokens_max = in->step_tokens_max,
+    };
+    /* The version first: a peer of another version may differ in all the rest. */
+    if (out->protocol_version != BT_LINK_PROTOCOL_VERSION) {
+        (void)get_text(in->name, out->kv.name, sizeof out->kv.name);
+        return true;
+    }
+    return in->role >= BATON__WORKER__V1__ROLE__ROLE_PREFILL &&
+           in->role <= BATON__WORKER__V1__ROLE__ROLE_BOTH &&
+           get_text(in->name, out->kv.name, sizeof out->kv.name) && out->kv.name[0] != '\0' &&
+           get_text(in->kernels, out->kernels, sizeof out->kernels) &&
+           get_text(in->model, out->model, sizeof out->model) &&
+           get_text(in->kv_tcp, out->kv.kv_tcp, sizeof out->kv.kv_tcp) &&
+           get_text(in->kv_unix, out->kv.kv_unix, sizeof out->kv.kv_unix) &&
+           get_bytes(in->numerics_id, out->numerics_id) &&
+           get_bytes(in->model_fingerprint, out->model_fingerprint) &&
+           get_bytes(in->tokenizer_hash, out->tokenizer_hash) &&
+           get_bytes(in->cluster_key_print, out->cluster_key_print) &&
+           get_bytes(in->boot_id, out->kv.boot_id);
+}
+
+/* ---- load ---- */
+
+/* X(field): same name on both sides. */
+#define LOAD_FIELDS(X)                                                                             \
+    X(blocks_free)                                                                                 \
+    X(blocks_cached)                                                                               \
+    X(requests_running)                                                                            \
+    X(requests_waiting)                                                                            \
+    X(waiting_tokens)                                                                              \
+    X(prefill_tokens)                                                                              \
+    X(recomputed_tokens)                                                                           \
+    X(decode_tokens)                                                                               \
+    X(prefix_hit_tokens)                                                                           \
+    X(prefix_miss_tokens)                                                                          \
+    X(preemptions)                                                                                 \
+    X(pulls)                                                                                       \
+    X(partial_pulls)                                                                               \
+    X(blocks_pulled)                                                                               \
+    X(bytes_pulled)                                                                                \
+    X(pulls_failed)                                                                                \
+    X(bytes_served)                                                                                \
+    X(step_ns)                                                                                     \
+    X(prefill_token_ns)                                                                            \
+    X(oldest_waiting_ns)
+
+bool bt_link_put_load(bt_link_outbox *outbox, const bt_link_load *load)
+{
+    Baton__Worker__V1__Load out = BATON__WORKER__V1__LOAD__INIT;
+#define PUT(field) out.field = load->field;
+    LOAD_FIELDS(PUT)
+#undef PUT
+    out.draining = load->draining;
+    pb_event event = BATON__WORKER__V1__EVENT__INIT;
+    event.event_case = BATON__WORKER__V1__EVENT__EVENT_LOAD;
+    event.load = &out;
+    return add_event(outbox, &event);
+}
+
+void bt_link_get_load(const Baton__Worker__V1__Load *in, bt_link_load *out)
+{
+    *out = (bt_link_load){0};
+#define GET(field) out->field = in->field;
+    LOAD_FIELDS(GET)
+#undef GET
+    out->draining = in->draining != 0;
+}
+
+/* ---- tokens ---- */
+
+/* A few results at a time, so that the arrays fit the stack. */
+typedef struct token_arrays {
+    uint32_t tokens[TOKENS_PER_EVENT];
+    float logprobs[TOKENS_PER_EVENT];
+    uint32_t n_top[TOKENS_PER_EVENT];
+    uint32_t top_tokens[TOKENS_PER_EVENT * BT_TOP_LOGPROBS_MAX];
+    float top_logprobs[TOKENS_PER_EVENT * BT_TOP_LOGPROBS_MAX];
+} token_arrays;
+
+static void split_results(const bt_token_result *results, size_t n, token_arrays *arrays,
+                          Baton__Worker__V1__Tokens *out)
+{
+    bool any_logprob = false;
+    size_t n_top = 0;
+    for (size_t i = 0; i < n; i++) {
+        const bt_token_result *r = &results[i];
+        BT_ASSERT(r->n_top <= BT_TOP_LOGPROBS_MAX);
+        arrays->tokens[i] = (uint32_t)r->token;
+        arrays->logprobs[i] = r->has_logprob ? r->logprob : NAN;
+        any_logprob |= r->has_logprob;
+        arrays->n_top[i] = r->n_top;
+        for (size_t t = 0; t < r->n_top; t++) {
+            arrays->top_tokens[n_top] = (uint32_t)r->top[t].token;
+            arrays->top_logprobs[n_top] = r->top[t].logprob;
+            n_top++;
+        }
+    }
+    out->n_tokens = n;
+    out->tokens = arrays->tokens;
+    out->n_logprobs = any_logprob ? n : 0;
+    out->logprobs = arrays->logprobs;
+    out->n_n_top = n_top > 0 ? n : 0;
+    out->n_top = arrays->n_top;
+    out->n_top_tokens = n_top;
+    out->top_tokens = arrays->top_tokens;
+    out->n_top_logprobs = n_top;
+    out->top_logprobs = arrays->top_logprobs;
+}
+
+bool bt_link_put_tokens(bt_link_outbox *outbox, const bt_link_tokens *tokens)
+{
+    token_arrays arrays;
+    pb_id id = make_id(tokens->id, tokens->attempt);
+    for (size_t at = 0; at < tokens->n_results; at += TOKENS_PER_EVENT) {
+        const size_t n = bt_size_min(tokens->n_results - at, TOKENS_PER_EVENT);
+        Baton__Worker__V1__Tokens out = BATON__WORKER__V1__TOKENS__INIT;
+        out.id = &id;
+        out.first_index = tokens->first_index + (uint32_t)at;
+        out.is_prompt = tokens->is_prompt;
+        split_results(tokens->results + at, n, &arrays, &out);
+        pb_event event = BATON__WORKER__V1__EVENT__INIT;
+        event.event_case = BATON__WORKER__V1__EVENT__EVENT_TOKENS;
+        event.tokens = &out;
+        if (!add_event(outbox, &event)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool bt_link_get_tokens(const Baton__Worker__V1__Tokens *in, bt_link_tokens *out)
+{
+    *out = (bt_link_tokens){.first_index = in->first_index, .is_prompt = in->is_prompt != 0};
+    if (!bt_link_get_id(in->id, &out->id, &out->attempt) ||
+        (in->n_logprobs != 0 && in->n_logprobs != in->n_tokens) ||
+        (in->n_n_top != 0 && in->n_n_top != in->n_tokens) ||
+        in->n_top_tokens != in->n_top_logprobs || in->n_tokens > UINT32_MAX - in->first_index ||
+        !tokens_in_range(in->tokens, in->n_tokens) ||
+        !tokens_in_range(in->top_tokens, in->n_top_tokens)) {
+        return false;
+    }
+    size_t n_top = 0;
+    for (size_t i = 0; i < in->n_n_top; i++) {
+        if (in->n_top[i] > BT_TOP_LOGPROBS_MAX) {
+            return false;
+        }
+        n_top += in->n_top[i];
+    }
+    out->n_results = (uint32_t)in->n_tokens;
+    return n_top == in->n_top_tokens;
+}
+
+void bt_link_get_results(const Baton__Worker__V1__Tokens *in, bt_token_result *results)
+{
+    size_t at_top = 0;
+    for (size_t i = 0; i < in->n_tokens; i++) {
+        bt_token_result *r = &results[i];
+        *r = (bt_token_result){.token = (int32_t)in->tokens[i]};
+        if (in->n_logprobs > 0 && !isnan(in->logprobs[i])) {
+            r->has_logprob = true;
+            r->logprob = in->logprobs[i];
+        }
+        r->n_top = in->n_n_top > 0 ? in->n_top[i] : 0;
+        for (size_t t = 0; t < r->n_top; t++, at_top++) {
+            r->top[t].token = (int32_t)in->top_tokens[at_top];
+            r->top[t].logprob = in->top_logprobs[at_top];
+        }
+    }
+    BT_ASSERT(at_top == in->n_top_tokens);
+}
+
+/* ---- finished ---- */
+
+#define FINISHED_FIELDS(X)                                                                         \
+    X(prompt_tokens)                                                                               \
+    X(cached_tokens)                                                                               \
+    X(generated_tokens)                                                                            \
+    X(queue_ns)                                                                                    \
+    X(prefill_ns)                                                                                  \
+    X(transfer_ns)                                                                                 \
+    X(decode_ns)                                                                                   \
+    X(blocks_total)                                                                                \
+    X(blocks_moved)                                                                                \
+    X(blocks_skipped)                                                                              \
+    X(bytes_moved)                                                                                 \
+    X(preemptions)
+
+bool bt_link_put_finished(bt_link_outbox *outbox, const bt_link_finished *finished)
+{
+    Baton__Worker__V1__Finished out = BATON__WORKER__V1__FINISHED__INIT;
+    pb_id id = make_id(finished->id, finished->attempt);
+    out.id = &id;
+    out.status = finished->status;
+    out.text = make_text(finished->error.text);
+    out.reason = finished->reason;
+    out.has_stop_token = finished->has_stop_token;
+    out.stop_token = (uint32_t)finished->stop_token;
+    out.transport = make_text(finished->transport);
+#define PUT(field) out.field = finished->field;
+    FINISHED_FIELDS(PUT)
+#undef PUT
+    pb_event event = BATON__WORKER__V1__EVENT__INIT;
+    event.event_case = BATON__WORKER__V1__EVENT__EVENT_FINISHED;
+    event.finished = &out;
+    return add_event(outbox, &event);
+}
+
+bool bt_link_get_finished(const Baton__Worker__V1__Finished *in, bt_link_finished *out)
+{
+    *out = (bt_link_finished){
+        .status = (bt_status)in->status,
+        .reason = (bt_finish_reason)in->reason,
+        .has_stop_token = in->has_stop_token != 0,
+        .stop_token = (int32_t)in->stop_token,
+    };
+#define GET(field) out->field = in->field;
+    FINISHED_FIELDS(GET)
+#undef GET
+    /* A text of any length is cut to what a bt_error holds. */
+    (void)bt_error_set(&out->error, out->status, "%s", in->text);
+    return bt_link_get_id(in->id, &out->id, &out->attempt) && in->reason <= BT_FINISH_ERROR &&
+           in->stop_token <= INT32_MAX && strcmp(bt_status_name(out->status), "?") != 0 &&
+           get_text(in->transport, out->transport, sizeof out->transport);
+}
+
+/* ---- blocks, pong ---- */
+
+bool bt_link_put_blocks(bt_link_outbox *outbox, uint64_t number, bt_link_blocks_kind kind,
+                        const bt_block_hash *ids, size_t n)
+{
+    BT_ASSERT(n <= BT_LINK_BLOCKS_PER_EVENT);
+    uint8_t bytes[BT_LINK_BLOCKS_PER_EVENT * BT_BLOCK_HASH_BYTES];
+    for (size_t i = 0; i < n; i++) {
+        bt_hash128_to_bytes(ids[i], bytes + i * BT_BLOCK_HASH_BYTES);
+    }
+    Baton__Worker__V1__Blocks out = BATON__WORKER__V1__BLOCKS__INIT;
+    out.number = number;
+    out.kind = (Baton__Worker__V1__BlocksKind)kind;
+    out.ids = make_bytes(bytes, n * BT_BLOCK_HASH_BYTES);
+    pb_event event = BATON__WORKER__V1__EVENT__INIT;
+    event.event_case = BATON__WORKER__V1__EVENT__EVENT_BLOCKS;
+    event.blocks = &out;
+    return add_event(outbox, &event);
+}
+
+bool bt_link_put_pong(bt_link_outbox *outbox, uint64_t number)
+{
+    Baton__Worker__V1__Pong out = BATON__WORKER__V1__PONG__INIT;
+    out.number = number;
+    pb_event event = BATON__WORKER__V1__EVENT__INIT;
+    event.event_case = BATON__WORKER__V1__EVENT__EVENT_PONG;
+    event.pong = &out;
+    return add_event(outbox, &event);
+}
+
+/* ---- commands ---- */
+
+bool bt_link_put_welcome(bt_link_outbox *outbox, const char *name, uint32_t ping_ms,
+                         uint32_t silence_ms)
+{
+    Baton__Worker__V1__Welcome out = BATON__WORKER__V1__WELCOME__INIT;
+    out.protocol_version = BT_LINK_PROTOCOL_VERSION;
+    out.router_name = make_text(name);
+    out.ping_ms = ping_ms;
+    out.silence_ms = silence_ms;
+    pb_command command = BATON__WORKER__V1__COMMAND__INIT;
+    command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_WELCOME;
+    command.welcome = &out;
+    return bt_link_outbox_add(outbox, &command.base, true);
+}
+
+bool bt_link_put_cancel(bt_link_outbox *outbox, bt_request_id id, uint32_t attempt)
+{
+    Baton__Worker__V1__Cancel out = BATON__WORKER__V1__CANCEL__INIT;
+    pb_id wire_id = make_id(id, attempt);
+    out.id = &wire_id;
+    pb_command command = BATON__WORKER__V1__COMMAND__INIT;
+    command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_CANCEL;
+    command.cancel = &out;
+    /* Room or not: it is small, there is one for each run, and it frees blocks. */
+    return bt_link_outbox_add(outbox, &command.base, true);
+}
+
+bool bt_link_put_ping(bt_link_outbox *outbox, uint64_t number)
+{
+    Baton__Worker__V1__Ping out = BATON__WORKER__V1__PING__INIT;
+    out.number = number;
+    pb_command command = BATON__WORKER__V1__COMMAND__INIT;
+    command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_PING;
+    command.ping = &out;
+    return bt_link_outbox_add(outbox, &command.base, false);
+}
+
+bool bt_link_put_send_snapshot(bt_link_outbox *outbox)
+{
+    Baton__Worker__V1__SendSnapshot out = BATON__WORKER__V1__SEND_SNAPSHOT__INIT;
+    pb_command command = BATON__WORKER__V1__COMMAND__INIT;
+    command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_SEND_SNAPSHOT;
+    command.send_snapshot = &out;
+    return bt_link_outbox_add(outbox, &command.base, true);
+}
+
+/* ---- run ---- */
+
+#define SAMPLING_FIELDS(X)                                                                         \
+    X(temperature)                                                                                 \
+    X(top_k)                                                                                       \
+    X(top_p)                                                                                       \
+    X(min_p)                                                                                       \
+    X(repetition_penalty)                                                                          \
+    X(presence_penalty)                                                                            \
+    X(frequency_penalty)                                                                           \
+    X(seed)                                                                                        \
+    X(min_tokens)                                                                                  \
+    X(max_tokens)                                                                                  \
+    X(ignore_eos)                                                                                  \
+    X(logprobs)                                                                                    \
+    X(n_top_logprobs)                                                                              \
+    X(echo)
+
+typedef struct sampling_arrays {
+    uint32_t stop_tokens[BT_STOP_TOKENS_MAX];
+    uint32_t bias_tokens[BT_LOGIT_BIAS_MAX];
+    float bias_values[BT_LOGIT_BIAS_MAX];
+} sampling_arrays;
+
+static void split_sampling(const bt_sampling *in, sampling_arrays *arrays,
+                           Baton__Worker__V1__Sampling *out)
+{
+    BT_ASSERT(in->n_stop_tokens <= BT_STOP_TOKENS_MAX);
+    BT_ASSERT(in->n_logit_bias <= BT_LOGIT_BIAS_MAX);
+#define PUT(field) out->field = in->field;
+    SAMPLING_FIELDS(PUT)
+#undef PUT
+    for (size_t i = 0; i < in->n_stop_tokens; i++) {
+        arrays->stop_tokens[i] = (uint32_t)in->stop_tokens[i];
+    }
+    for (size_t i = 0; i < in->n_logit_bias; i++) {
+        arrays->bias_tokens[i] = (uint32_t)in->logit_bias[i].token;
+        arrays->bias_values[i] = in->logit_bias[i].bias;
+    }
+    out->n_stop_tokens = in->n_stop_tokens;
+    out->stop_tokens = arrays->stop_tokens;
+    out->n_bias_tokens = in->n_logit_bias;
+    out->bias_tokens = arrays->bias_tokens;
+    out->n_bias_values = in->n_logit_bias;
+    out->bias_values = arrays->bias_values;
+}
+
+bt_status bt_link_put_run(bt_link_outbox *outbox, const bt_link_run *run)
+{
+    BT_ASSERT(run->sampling != NULL);
+    pb_id id = make_id(run->id, run->attempt);
+    sampling_arrays arrays;
+    Baton__Worker__V1__Sampling sampling = BATON__WORKER__V1__SAMPLING__INIT;
+    split_sampling(run->sampling, &arrays, &sampling);
+    uint8_t root[BT_BLOCK_HASH_BYTES];
+    bt_hash128_to_bytes(run->chain_root, root);
+    Baton__Worker__V1__Peer peer = BATON__WORKER__V1__PEER__INIT;
+    peer.name = make_text(run->peer.name);
+    peer.incarnation = run->peer.incarnation;
+    peer.kv_tcp = make_text(run->peer.kv_tcp);
+    peer.kv_unix = make_text(run->peer.kv_unix);
+    peer.boot_id = make_bytes(run->peer.boot_id, BT_LINK_ID_BYTES);
+
+    Baton__Worker__V1__Run out = BATON__WORKER__V1__RUN__INIT;
+    out.id = &id;
+    out.mode = (Baton__Worker__V1__Mode)run->mode;
+    out.n_tokens = run->n_tokens;
+    out.tokens = (uint32_t *)(uintptr_t)run->tokens;
+    out.n_prompt = run->n_prompt;
+    out.sampling = &sampling;
+    out.chain_root = make_bytes(root, sizeof root);
+    out.deadline_left_ns = run->deadline_left_ns > 0 ? (uint64_t)run->deadline_left_ns : 0;
+    out.priority = run->priority;
+    out.peer = run->has_peer ? &peer : NULL;
+    out.ttft_target_ms = run->ttft_target_ms;
+    out.tpot_target_ms = run->tpot_target_ms;
+    pb_command command = BATON__WORKER__V1__COMMAND__INIT;
+    command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_RUN;
+    command.run = &out;
+    if (protobuf_c_message_get_packed_size(&command.base) > BT_LINK_EVENT_BYTES_MAX) {
+        return BT_EEXHAUSTED;
+    }
+    return bt_link_outbox_add(outbox, &command.base, false) ? BT_OK : BT_AGAIN;
+}
+
+static bool in_range(float value, float low, float high)
+{
+    return value >= low && value <= high; /* false for NaN */
+}
+
+static bool get_sampling(const Baton__Worker__V1__Sampling *in, bt_sampling *out)
+{
+    if (in == NULL || in->n_stop_tokens > BT_STOP_TOKENS_MAX ||
+        in->n_bias_tokens > BT_LOGIT_BIAS_MAX || in->n_bias_tokens != in->n_bias_values ||
+        in->n_top_logprobs > BT_TOP_LOGPROBS_MAX ||
+        !tokens_in_range(in->stop_tokens, in->n_stop_tokens) ||
+        !tokens_in_range(in->bias_tokens, in->n_bias_tokens)) {
+        return false;
+    }
+    *out = (bt_sampling){0};
+#define GET(field) out->field = in->field;
+    SAMPLING_FIELDS(GET)
+#undef GET
+    out->n_stop_tokens = (uint32_t)in->n_stop_tokens;
+    for (size_t i = 0; i < in->n_stop_tokens; i++) {
+        out->stop_tokens[i] = (int32_t)in->stop_tokens[i];
+    }
+    out->n_logit_bias = (uint32_t)in->n_bias_tokens;
+    for (size_t i = 0; i < in->n_bias_tokens; i++) {
+        if (!in_range(in->bias_values[i], -100, 100)) {
+            return false;
+        }
+        out->logit_bias[i].token = (int32_t)in->bias_tokens[i];
+        out->logit_bias[i].bias = in->bias_values[i];
+    }
+    return in_range(out->temperature, 0, 2) && in_range(out->top_p, 0, 1) && out->top_p > 0 &&
+           in_range(out->min_p, 0, 1) && in_range(out->repetition_penalty, 0, 2) &&
+           out->repetition_penalty > 0 && in_range(out->presence_penalty, -2, 2) &&
+           in_range(out->frequency_penalty, -2, 2);
+}
+
+static bool get_peer(const Baton__Worker__V1__Peer *in, bt_link_kv_peer *out)
+{
+    *out = (bt_link_kv_peer){.incarnation = in->incarnation};
+    return get_text(in->name, out->name, sizeof out->name) &&
+           get_text(in->kv_tcp, out->kv_tcp, sizeof out->kv_tcp) &&
+           get_text(in->kv_unix, out->kv_unix, sizeof out->kv_unix) &&
+           get_bytes(in->boot_id, out->boot_id);
+}
+
+bool bt_link_get_run(const Baton__Worker__V1__Run *in, bt_link_run *out, bt_sampling *sampling)
+{
+    *out = (bt_link_run){
+        .mode = (bt_link_mode)in->mode,
+        .tokens = (const int32_t *)in->tokens,
+        .n_prompt = in->n_prompt,
+        .sampling = sampling,
+        .deadline_left_ns =
+            in->deadline_left_ns > INT64_MAX ? INT64_MAX : (int64_t)in->deadline_left_ns,
+        .priority = in->priority,
+        .ttft_target_ms = in->ttft_target_ms,
+        .tpot_target_ms = in->tpot_target_ms,
+        .has_peer = in->peer != NULL,
+    };
+    uint8_t root[BT_BLOCK_HASH_BYTES];
+    if (!bt_link_get_id(in->id, &out->id, &out->attempt) ||
+        in->mode < BATON__WORKER__V1__MODE__MODE_PREFILL ||
+        in->mode > BATON__WORKER__V1__MODE__MODE_WHOLE || in->n_tokens == 0 ||
+        in->n_tokens > INT32_MAX || in->n_prompt == 0 || in->n_prompt > in->n_tokens ||
+        !tokens_in_range(in->tokens, in->n_tokens) || !get_bytes(in->chain_root, root) ||
+        !get_sampling(in->sampling, sampling)) {
+        return false;
+    }
+    out->n_tokens = (uint32_t)in->n_tokens;
+    out->chain_root = bt_hash128_from_bytes(root);
+    if (in->peer == NULL) {
+        return in->mode != BATON__WORKER__V1__MODE__MODE_DECODE;
+    }
+    return get_peer(in->peer, &out->peer);
+}
