@@ -474,10 +474,25 @@ void bt_rpc_server_shutdown(bt_rpc_server *server, uint64_t grace_ms, bt_loop_fn
     bt_timer_start(server->grace, grace_ms, 0);
 }
 
+/* A server that has a port but never served: gRPC wants it shut down before it is destroyed, and
+ * there is no loop to wait on here, so that a queue of its own takes the answer. */
+static void close_unserved(bt_rpc_server *server)
+{
+    grpc_completion_queue *queue = grpc_completion_queue_create_for_pluck(NULL);
+    grpc_server_register_completion_queue(server->core, queue, NULL);
+    grpc_server_shutdown_and_notify(server->core, queue, server);
+    (void)grpc_completion_queue_pluck(queue, server, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+    grpc_completion_queue_shutdown(queue);
+    grpc_completion_queue_destroy(queue);
+}
+
 void bt_rpc_server_destroy(bt_rpc_server *server)
 {
     if (server == NULL) {
         return;
+    }
+    if (!server->started && server->port != 0) {
+        close_unserved(server);
     }
     BT_ASSERT(!server->started || server->stopped);
     BT_ASSERT(server->calls == NULL);

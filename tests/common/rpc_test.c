@@ -522,6 +522,24 @@ static void port_in_use_fails_with_its_name(void **state)
     bt_rpc_server_destroy(second);
 }
 
+static void bound_port_is_free_again_without_serving(void **state)
+{
+    fixture *f = *state;
+    bt_error err = {{0}};
+    bt_rpc_server *idle = NULL;
+    const bt_rpc_server_options options = {.address = "127.0.0.1:0"};
+    assert_int_equal(bt_rpc_server_create(f->rpc, &options, &idle, &err), BT_OK);
+    assert_int_equal(bt_rpc_server_bind(idle, &err), BT_OK);
+    char address[TEXT_BYTES];
+    snprintf(address, sizeof address, "127.0.0.1:%d", bt_rpc_server_port(idle));
+    bt_rpc_server_destroy(idle);
+    bt_rpc_server *next = NULL;
+    const bt_rpc_server_options again = {.address = address};
+    assert_int_equal(bt_rpc_server_create(f->rpc, &again, &next, &err), BT_OK);
+    assert_int_equal(bt_rpc_server_bind(next, &err), BT_OK);
+    bt_rpc_server_destroy(next);
+}
+
 static void nonsense_address_fails_with_advice(void **state)
 {
     fixture *f = *state;
@@ -662,6 +680,7 @@ int main(void)
         RPC_TEST(server_cancel_reaches_the_client),
         RPC_TEST(oversize_message_is_refused),
         RPC_TEST(port_in_use_fails_with_its_name),
+        RPC_TEST(bound_port_is_free_again_without_serving),
         RPC_TEST(nonsense_address_fails_with_advice),
         RPC_TEST(shutdown_lets_a_running_call_finish),
         RPC_TEST(shutdown_cancels_what_outlives_its_grace),
