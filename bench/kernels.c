@@ -1,24 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench kernels: matrix products and attention of each kernel path, as a share of what the
- * machine can do: many rows against the arithmetic peak of the path's instructions, one row
- * against the rate at which memory (or the cache that holds the matrix) can be read. */
+/* bench kernels: matrix products and attention of one kernel path against the machine's limits.
+ *
+ * A product of few rows is limited by reading the weights (GB/s beside the rate at which this
+ * machine reads as many bytes), one of many rows by arithmetic (GFLOP/s beside the peak of the
+ * instructions that the path uses). Each shape has several matrices that are used in turn, as the
+ * layers of a model are, so that weights never come from L2.
+ */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/peak.h"
 #include "bench/program.h"
+#include "common/check.h"
 #include "common/clock.h"
 #include "engine/backend.h"
 
-#define N_PATHS_MAX 16
-#define N_RUNS 5
-#define RUN_NS 60000000
-#define ROWS_MAX 512u
-#define CONTEXT_MAX 4096u
+enum {
+    ROWS_MAX = 512,
+    POSITIONS_MAX = 2560,
+    SEQUENCES_MAX = 32,
+    MATRICES_MAX = 128,
+    N_RUNS = 5,
+    RUN_NS = 60 * 1000 * 1000,
+    WEIGHT_BYTES = 64 * 1024 * 1024,
+};
 
 typedef struct kernels_options {
     const char *json;
-    const char *kernels;
+    const char *path;
     int64_t n_threads;
 } kernels_options;
 
@@ -27,18 +38,16 @@ static const bt_config_option OPTIONS[] = {
     {.name = "kernels",
      .type = BT_CONFIG_STRING,
      .group = "Work",
-     .placeholder = "NAME",
-     .fallback = "all",
-     .help = "Kernel path; \"all\" measures each that this CPU has, but the reference.",
-     .offset = offsetof(kernels_options, kernels)},
+     .placeholder = "PATH",
+     .help = "Kernel path: amx-bf16, avx512-bf16, avx512, avx2, portable, reference or auto.",
+     .offset = offsetof(kernels_options, path)},
     {.name = "threads",
      .type = BT_CONFIG_INT,
      .group = "Work",
      .unit = "threads",
      .min = 1,
      .max = 64,
-     .fallback = "1",
-     .help = "Threads of the kernels.",
+     .help = "Compute threads.",
      .offset = offsetof(kernels_options, n_threads)},
 };
 
@@ -49,300 +58,266 @@ static const bt_config_spec SPEC = {
     .n_options = BT_ARRAY_LEN(OPTIONS),
 };
 
-/* Shapes of SmolLM2-135M, and of a 1B model whose matrices leave most caches. */
-static const struct {
-    const char *name;
-    uint32_t n, k;
-} MATRICES[] = {
-    {"qkv 960 x 576", 960, 576},
-    {"gate_up 3072 x 576", 3072, 576},
-    {"down 576 x 1536", 576, 1536},
-    {"output 49152 x 576", 49152, 576},
-    {"gate_up of 1B 16384 x 2048", 16384, 2048},
-};
-static const uint32_t ROWS[] = {1, 8, 64, 512};
-
-static const struct {
-    const char *name;
-    uint32_t n_spans, n_rows, context; /* rows of each span; positions after them */
-} ATTENTION[] = {
-    {"prefill 512 rows, context 512", 1, 512, 512},
-    {"prefill 512 rows, context 4096", 1, 512, 4096},
-    {"decode 1 sequence, context 4096", 1, 1, 4096},
-    {"decode 16 sequences, context 512", 16, 1, 512},
-};
-enum { N_HEADS = 9, N_KV_HEADS = 3, HEAD_DIM = 64, SPANS_MAX = 16 };
-
-/* What the rows are measured on: one kernel path and the limits that it has. */
-typedef struct rig {
-    const char *path;
-    bt_backend *backend;
-    unsigned n_threads;
-    double ops_limit;
-    const char *ops_limit_name;
+typedef struct bench {
     bt_report *report;
-} rig;
-
-typedef struct matmul_call {
-    bt_backend *backend;
-    bt_matrix *matrix;
-    const float *x;
+    bt_backend *be;
+    double peak; /* flop/s */
+    double read; /* bytes/s */
+    float *x;
     float *y;
-    uint32_t n, n_rows;
-} matmul_call;
+} bench;
 
-typedef struct attention_call {
-    bt_backend *backend;
-    bt_attention_args args;
-    const float *qkv;
-    float *out;
-} attention_call;
+/* One call of what is measured; `turn` counts the calls. */
+typedef void (*work_fn)(void *ctx, uint32_t turn);
 
-static void call_matmul(void *ctx)
-{
-    matmul_call *c = ctx;
-    c->backend->ops->matmul(c->backend, c->matrix, c->x, c->n_rows, c->y, c->n, false);
-}
-
-static void call_attention(void *ctx)
-{
-    attention_call *c = ctx;
-    c->backend->ops->attention(c->backend, &c->args, c->qkv, c->out);
-}
-
-/* Seconds of one call: median of five runs of at least 60 ms each. */
-static double seconds_of(void (*call)(void *ctx), void *ctx)
+/* Seconds of one call: the median of N_RUNS means. */
+static double time_of(work_fn fn, void *ctx)
 {
     double seconds[N_RUNS];
-    call(ctx);
-    for (int run = 0; run < N_RUNS; run++) {
-        const int64_t began = bt_clock_now_ns();
-        int64_t now = began;
-        unsigned n = 0;
-        while (now - began < RUN_NS) {
-            call(ctx);
+    uint32_t turn = 0;
+    fn(ctx, turn++); /* warms caches and threads */
+    for (uint32_t i = 0; i < N_RUNS; i++) {
+        const int64_t start = bt_clock_now_ns();
+        int64_t now = start;
+        uint32_t n = 0;
+        while (now - start < RUN_NS) {
+            fn(ctx, turn++);
             n++;
             now = bt_clock_now_ns();
         }
-        seconds[run] = (double)(now - began) / 1e9 / n;
+        seconds[i] = (double)(now - start) * 1e-9 / n;
     }
     return bt_report_median(seconds, N_RUNS);
 }
 
-/* Small numbers that differ: no kernel may take a short cut, none overflows. */
-static float value_at(size_t i)
+/* ---- matrix products ------------------------------------------------------------------- */
+
+typedef struct shape {
+    const char *name;
+    uint32_t n;
+    uint32_t k;
+} shape;
+
+static const shape SHAPES[] = {
+    {"135M q k v", 960, 576}, {"135M attention out", 576, 576}, {"135M gate, up", 3072, 576},
+    {"135M down", 576, 1536}, {"135M logits", 49152, 576},      {"0.5B gate, up", 9728, 896},
+    {"0.5B down", 896, 4864},
+};
+
+static const uint32_t ROWS[] = {1, 4, 16, 32, 64, 512};
+
+typedef struct matmul_work {
+    const bench *b;
+    bt_matrix *matrices[MATRICES_MAX];
+    uint32_t n_matrices;
+    uint32_t n_rows;
+    uint32_t n;
+} matmul_work;
+
+static void run_matmul(void *ctx, uint32_t turn)
 {
-    return (float)((i * 2654435761u) >> 16 & 0xff) / 2048.0f - 0.0625f;
+    const matmul_work *w = ctx;
+    w->b->be->ops->matmul(w->b->be, w->matrices[turn % w->n_matrices], w->b->x, w->n_rows, w->b->y,
+                          w->n, false);
 }
 
 static void fill_row(void *ctx, uint32_t row, float *dst)
 {
-    const uint32_t *k = ctx;
-    for (uint32_t i = 0; i < *k; i++) {
-        dst[i] = value_at((size_t)row * *k + i);
+    const uint32_t k = *(const uint32_t *)ctx;
+    for (uint32_t i = 0; i < k; i++) {
+        dst[i] = (float)((row * 7 + i * 13) % 31) * 0.0625F - 0.9375F;
     }
 }
 
-static float *new_values(size_t n)
+static bt_status measure_shape(const bench *b, const shape *s)
 {
-    float *values = aligned_alloc(64, bt_align_up(n * sizeof *values, 64));
-    for (size_t i = 0; values != NULL && i < n; i++) {
-        values[i] = value_at(i);
+    const size_t bytes = (size_t)s->n * s->k * 2;
+    matmul_work w = {.b = b, .n = s->n};
+    const size_t n_matrices = bt_size_min(bt_div_ceil(WEIGHT_BYTES, bytes), MATRICES_MAX);
+    uint32_t k = s->k;
+    bt_status status = BT_OK;
+    while (status == BT_OK && w.n_matrices < n_matrices) {
+        status = b->be->ops->matrix_create(b->be, s->n, k, fill_row, &k, &w.matrices[w.n_matrices]);
+        w.n_matrices += status == BT_OK;
     }
-    return values;
-}
-
-static bt_status measure_rows(const rig *r, matmul_call *call, size_t matrix_idx)
-{
-    const uint32_t n = MATRICES[matrix_idx].n;
-    uint32_t k = MATRICES[matrix_idx].k;
-    const double weight_bytes = 2.0 * n * k;
-    double read_limit = 0;
-    bt_status status = bt_machine_read_rate(
-        r->n_threads, bt_align_up((size_t)weight_bytes / r->n_threads, 512), &read_limit);
-    if (status != BT_OK) {
-        return status;
-    }
-    for (size_t i = 0; i < BT_ARRAY_LEN(ROWS); i++) {
+    for (size_t i = 0; status == BT_OK && i < BT_ARRAY_LEN(ROWS); i++) {
+        w.n_rows = ROWS[i];
+        const double seconds = time_of(run_matmul, &w);
+        const bool by_bytes = w.n_rows < 8;
         char name[96];
-        call->n_rows = ROWS[i];
-        const double seconds = seconds_of(call_matmul, call);
-        (void)snprintf(name, sizeof name, "%s: %s, %u row%s", r->path, MATRICES[matrix_idx].name,
-                       ROWS[i], ROWS[i] > 1 ? "s" : "");
-        bt_report_row row = {.name = name, .value = 2.0 * n * k * ROWS[i] / seconds / 1e9};
-        row.unit = "GFLOP/s";
-        row.limit = r->ops_limit / 1e9;
-        row.limit_name = r->ops_limit_name;
-        if (ROWS[i] == 1) {
-            row = (bt_report_row){name, weight_bytes / seconds / 1e9, "GB/s", read_limit / 1e9,
-                                  "reading as many bytes"};
-        }
-        bt_report_add(r->report, &row);
+        (void)snprintf(name, sizeof(name), "%s, %u x %u, %u row%s", s->name, s->n, s->k, w.n_rows,
+                       w.n_rows > 1 ? "s" : "");
+        const double work = by_bytes ? (double)bytes : 2.0 * w.n_rows * s->n * s->k;
+        bt_report_add(b->report, &(bt_report_row){
+                                     .name = name,
+                                     .value = work / seconds * 1e-9,
+                                     .unit = by_bytes ? "GB/s" : "GFLOP/s",
+                                     .limit = (by_bytes ? b->read : b->peak) * 1e-9,
+                                     .limit_name = by_bytes ? "read" : "peak",
+                                 });
     }
-    return BT_OK;
-}
-
-static bt_status measure_matmul(const rig *r, size_t matrix_idx)
-{
-    const uint32_t n = MATRICES[matrix_idx].n;
-    uint32_t k = MATRICES[matrix_idx].k;
-    matmul_call call = {.backend = r->backend, .n = n};
-    float *x = new_values((size_t)ROWS_MAX * k);
-    call.x = x;
-    call.y = new_values((size_t)ROWS_MAX * n);
-    bt_status status = BT_ENOMEM;
-    if (x != NULL && call.y != NULL) {
-        status = r->backend->ops->matrix_create(r->backend, n, k, fill_row, &k, &call.matrix);
+    for (uint32_t i = 0; i < w.n_matrices; i++) {
+        b->be->ops->matrix_destroy(b->be, w.matrices[i]);
     }
-    if (status == BT_OK) {
-        status = measure_rows(r, &call, matrix_idx);
-        r->backend->ops->matrix_destroy(r->backend, call.matrix);
-    }
-    free(x);
-    free(call.y);
     return status;
 }
 
-/* Multiply-adds over all (row, position at or before it) pairs: scores and values. */
-static double attention_ops(size_t idx)
+/* ---- attention ------------------------------------------------------------------------- */
+
+typedef struct attention_work {
+    const bench *b;
+    bt_attention_args args;
+    bt_kv_span spans[SEQUENCES_MAX];
+} attention_work;
+
+static void run_attention(void *ctx, uint32_t turn)
 {
-    const double rows = ATTENTION[idx].n_rows;
-    const double pairs = rows * (ATTENTION[idx].context - rows) + rows * (rows + 1) / 2;
-    return 4.0 * N_HEADS * HEAD_DIM * pairs * ATTENTION[idx].n_spans;
+    const attention_work *w = ctx;
+    bt_attention_args args = w->args;
+    args.layer = turn % args.layout->n_layers;
+    w->b->be->ops->attention(w->b->be, &args, w->b->x, w->b->y);
 }
 
-static void run_attention(const rig *r, attention_call *call, size_t idx)
+typedef struct attention_case {
+    const char *name;
+    uint32_t n_sequences;
+    uint32_t n_rows; /* of each */
+    uint32_t first;  /* position of its first row */
+} attention_case;
+
+static const attention_case CASES[] = {
+    {"prefill of 512", 1, 512, 0},       {"prefill of 512 after 2,048", 1, 512, 2048},
+    {"decode of 1 at 512", 1, 1, 511},   {"decode of 1 at 2,048", 1, 1, 2047},
+    {"decode of 32 at 512", 32, 1, 511},
+};
+
+static void measure_case(const bench *b, attention_work *w, const attention_case *c,
+                         const bt_block_id *blocks)
 {
+    const uint32_t blocks_each =
+        (uint32_t)bt_div_ceil((size_t)c->first + c->n_rows, BT_KV_BLOCK_TOKENS);
+    double products = 0.0;
+    for (uint32_t s = 0; s < c->n_sequences; s++) {
+        w->spans[s] = (bt_kv_span){
+            .blocks = blocks + (size_t)s * blocks_each,
+            .row_first = s * c->n_rows,
+            .n_rows = c->n_rows,
+            .pos_first = c->first,
+        };
+        for (uint32_t r = 0; r < c->n_rows; r++) {
+            products += 2.0 * (c->first + r + 1) * w->args.n_heads * w->args.layout->head_dim;
+        }
+    }
+    w->args.n_spans = c->n_sequences;
+    w->args.n_rows = c->n_sequences * c->n_rows;
+    const double seconds = time_of(run_attention, w);
+    const bool by_bytes = c->n_rows == 1;
+    const double bytes = (double)c->n_sequences * blocks_each * w->args.layout->layer_bytes;
     char name[96];
-    (void)snprintf(name, sizeof name, "%s: %s", r->path, ATTENTION[idx].name);
-    const double seconds = seconds_of(call_attention, call);
-    bt_report_add(r->report, &(bt_report_row){.name = name,
-                                              .value = attention_ops(idx) / seconds / 1e9,
-                                              .unit = "GFLOP/s",
-                                              .limit = r->ops_limit / 1e9,
-                                              .limit_name = r->ops_limit_name});
+    (void)snprintf(name, sizeof(name), "135M attention, %s (%.0f us)", c->name, seconds * 1e6);
+    bt_report_add(b->report, &(bt_report_row){
+                                 .name = name,
+                                 .value = (by_bytes ? bytes : 2.0 * products) / seconds * 1e-9,
+                                 .unit = by_bytes ? "GB/s" : "GFLOP/s",
+                                 .limit = (by_bytes ? b->read : b->peak) * 1e-9,
+                                 .limit_name = by_bytes ? "read" : "peak",
+                             });
 }
 
-static bt_status measure_attention(const rig *r, size_t idx)
+/* 9 heads over 3 kv heads of 64 channels. */
+static bt_status measure_attention(const bench *b)
 {
     bt_kv_layout layout;
-    if (!bt_kv_layout_init(&layout, 1, N_KV_HEADS, HEAD_DIM, BT_KV_FORMAT_BF16)) {
-        return BT_EINTERNAL;
-    }
-    const uint32_t blocks_each = ATTENTION[idx].context / BT_KV_BLOCK_TOKENS;
-    const uint32_t n_spans = ATTENTION[idx].n_spans;
-    const uint32_t n_rows = ATTENTION[idx].n_rows * n_spans;
-    const size_t pool_bytes = (size_t)layout.block_bytes * blocks_each * n_spans;
-    bt_block_id *blocks = calloc((size_t)blocks_each * n_spans, sizeof *blocks);
-    uint8_t *pool = aligned_alloc(64, bt_align_up(pool_bytes, 64));
-    float *qkv = new_values((size_t)n_rows * (N_HEADS + 2 * N_KV_HEADS) * HEAD_DIM);
-    float *out = new_values((size_t)n_rows * N_HEADS * HEAD_DIM);
-    float *rope = new_values((size_t)CONTEXT_MAX * HEAD_DIM);
-    bt_kv_span spans[SPANS_MAX];
+    BT_ASSERT(bt_kv_layout_init(&layout, 30, 3, 64, BT_KV_FORMAT_BF16));
+    const uint32_t n_blocks = SEQUENCES_MAX * 512 / BT_KV_BLOCK_TOKENS;
+    const size_t pool_bytes = n_blocks * layout.block_bytes;
+    uint8_t *pool = aligned_alloc(64, pool_bytes);
+    bt_block_id *blocks = calloc(n_blocks, sizeof(*blocks));
+    float *rope = calloc((size_t)POSITIONS_MAX * 64, sizeof(float));
     bt_status status = BT_ENOMEM;
-    if (blocks != NULL && pool != NULL && qkv != NULL && out != NULL && rope != NULL) {
-        uint16_t *elements = (void *)pool;
+    if (pool != NULL && blocks != NULL && rope != NULL) {
         for (size_t i = 0; i < pool_bytes / 2; i++) {
-            elements[i] = (uint16_t)(0x3c00 + (i * 40503u >> 4 & 0x7f)); /* bf16, about 0.01 */
+            const uint16_t v = (uint16_t)(0x3e00U + (i * 7919U) % 256U); /* 0.125 .. 0.25 */
+            memcpy(pool + 2 * i, &v, sizeof(v));
         }
-        for (uint32_t i = 0; i < blocks_each * n_spans; i++) {
-            blocks[i] = i;
+        for (uint32_t i = 0; i < n_blocks; i++) {
+            blocks[i] = (bt_block_id)((i * 37) % n_blocks); /* scattered, as a used pool is */
         }
-        for (uint32_t i = 0; i < n_spans; i++) {
-            spans[i] = (bt_kv_span){.blocks = blocks + (size_t)i * blocks_each,
-                                    .row_first = i * ATTENTION[idx].n_rows,
-                                    .n_rows = ATTENTION[idx].n_rows,
-                                    .pos_first = ATTENTION[idx].context - ATTENTION[idx].n_rows};
+        attention_work w = {.b = b};
+        w.args = (bt_attention_args){
+            .layout = &layout,
+            .pool = pool,
+            .n_heads = 9,
+            .scale = 0.125F,
+            .rope = rope,
+            .n_rope = 64,
+            .spans = w.spans,
+        };
+        for (size_t i = 0; i < BT_ARRAY_LEN(CASES); i++) {
+            measure_case(b, &w, &CASES[i], blocks);
         }
-        attention_call call = {.backend = r->backend, .qkv = qkv, .out = out};
-        call.args = (bt_attention_args){.layout = &layout,
-                                        .pool = pool,
-                                        .n_heads = N_HEADS,
-                                        .scale = 0.125f,
-                                        .rope = rope,
-                                        .n_rope = HEAD_DIM,
-                                        .spans = spans,
-                                        .n_spans = n_spans,
-                                        .n_rows = n_rows};
-        run_attention(r, &call, idx);
         status = BT_OK;
     }
-    free(blocks);
     free(pool);
-    free(qkv);
-    free(out);
+    free(blocks);
     free(rope);
     return status;
 }
 
-/* The fastest instructions that a path is made of. */
-static const bt_peak_loop *peak_of(const char *path, const char **name)
+/* ---- program --------------------------------------------------------------------------- */
+
+/* The loop whose rate bounds a path. */
+static bt_status measure_all(bench *b, unsigned n_threads)
 {
-    if (strcmp(path, "amx") == 0 && bt_peak_amx_is_there()) {
-        *name = "bf16 tile peak";
-        return &bt_peak_amx.bf16;
+    bt_status status = bt_machine_compute_rate(n_threads, peak_of(b->be->name), &b->peak);
+    if (status == BT_OK) {
+        status = bt_machine_read_rate(n_threads, WEIGHT_BYTES / n_threads, &b->read);
     }
-    if (strcmp(path, "avx512-bf16") == 0) {
-        *name = "bf16 dot peak";
-        return &bt_peak_avx512_bf16.bf16;
+    for (size_t i = 0; status == BT_OK && i < BT_ARRAY_LEN(SHAPES); i++) {
+        status = measure_shape(b, &SHAPES[i]);
     }
-    *name = "f32 peak";
-    if (strcmp(path, "avx512") == 0) {
-        return &bt_peak_avx512.f32;
-    }
-    return strcmp(path, "avx2") == 0 ? &bt_peak_avx2.f32 : &bt_peak_portable.f32;
+    return status == BT_OK ? measure_attention(b) : status;
 }
 
-static bt_status measure_path(const kernels_options *options, bt_report *report, const char *path,
-                              bt_error *err)
+static bt_status measure(void *ctx, bt_report *report, bt_error *err)
 {
+    const kernels_options *options = ctx;
     const bt_backend_limits limits = {
         .n_threads = (uint32_t)options->n_threads,
         .n_rows = ROWS_MAX,
-        .n_spans = SPANS_MAX,
-        .k = 2048,
-        .n_heads = N_HEADS,
-        .head_dim = HEAD_DIM,
-        .n_positions = CONTEXT_MAX,
+        .n_spans = SEQUENCES_MAX,
+        .k = 4864,
+        .n_heads = 9,
+        .head_dim = 64,
+        .n_positions = POSITIONS_MAX,
     };
-    rig r = {.path = path, .n_threads = (unsigned)options->n_threads, .report = report};
-    bt_status status =
-        bt_machine_compute_rate(r.n_threads, peak_of(path, &r.ops_limit_name), &r.ops_limit);
-    if (status == BT_OK) {
-        status = bt_cpu_backend_create(path, &limits, &r.backend, err);
-    }
+    bench b = {.report = report};
+    bt_status status = bt_cpu_backend_create(options->path, &limits, &b.be, err);
     if (status != BT_OK) {
         return status;
     }
-    bt_report_heading(report, path);
-    for (size_t i = 0; i < BT_ARRAY_LEN(MATRICES) && status == BT_OK; i++) {
-        status = measure_matmul(&r, i);
-    }
-    for (size_t i = 0; i < BT_ARRAY_LEN(ATTENTION) && status == BT_OK; i++) {
-        status = measure_attention(&r, i);
-    }
-    r.backend->ops->destroy(r.backend);
-    return status;
-}
-
-static bt_status run_kernels(void *ctx, bt_report *report, bt_error *err)
-{
-    const kernels_options *options = ctx;
-    const bool all = strcmp(options->kernels, "all") == 0;
-    const char *paths[N_PATHS_MAX] = {options->kernels};
-    const size_t n_paths = all ? bt_cpu_backend_paths(paths, N_PATHS_MAX) : 1;
-    bt_status status = BT_OK;
-    for (size_t i = 0; i < n_paths && status == BT_OK; i++) {
-        if (!all || strcmp(paths[i], "reference") != 0) {
-            status = measure_path(options, report, paths[i], err);
+    bt_report_fact(report, "kernels", b.be->name);
+    const size_t n_x = (size_t)ROWS_MAX * 4864;
+    b.x = calloc(n_x, sizeof(float));
+    b.y = calloc((size_t)ROWS_MAX * 49152, sizeof(float));
+    status = BT_ENOMEM;
+    if (b.x != NULL && b.y != NULL) {
+        for (size_t i = 0; i < n_x; i++) {
+            b.x[i] = (float)(i % 17) * 0.125F - 1.0F;
         }
+        status = measure_all(&b, (unsigned)options->n_threads);
     }
-    return status;
+    free(b.x);
+    free(b.y);
+    b.be->ops->destroy(b.be);
+    return status == BT_OK ? BT_OK
+                           : bt_error_set(err, status, "cannot measure the kernels: %s",
+                                          bt_status_text(status));
 }
 
 int main(int argc, char **argv)
 {
-    kernels_options options = {.json = NULL};
-    const bt_program program = {"kernels", &SPEC, &options, &options.json, run_kernels};
+    kernels_options options = {.path = "auto", .n_threads = 1};
+    const bt_program program = {"kernels", &SPEC, &options, &options.json, measure};
     return bt_program_main(&program, argc, argv);
 }

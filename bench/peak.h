@@ -37,6 +37,9 @@ extern const bt_peak_set bt_peak_portable;
 /* The widest set of vector instructions. */
 const bt_peak_set *bt_peak_best(void);
 
+/* The fastest loop of the instructions that kernel path `path` (engine/backend.h) is made of. */
+const bt_peak_loop *bt_peak_of_path(const char *path, const char **name);
+
 /* The CPU has bf16 and int8 tiles and the system lets this process use them (asked once, before
  * the threads that run the loops are started). */
 bool bt_peak_amx_is_there(void);

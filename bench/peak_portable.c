@@ -52,3 +52,20 @@ const bt_peak_set *bt_peak_best(void)
     }
     return &bt_peak_portable;
 }
+
+const bt_peak_loop *bt_peak_of_path(const char *path, const char **name)
+{
+    if (strncmp(path, "amx", 3) == 0 && bt_peak_amx_is_there()) {
+        *name = "bf16 tile peak";
+        return &bt_peak_amx.bf16;
+    }
+    if (strcmp(path, "avx512-bf16") == 0) {
+        *name = "bf16 dot peak";
+        return &bt_peak_avx512_bf16.bf16;
+    }
+    *name = "f32 peak";
+    if (strcmp(path, "avx512") == 0) {
+        return &bt_peak_avx512.f32;
+    }
+    return strcmp(path, "avx2") == 0 ? &bt_peak_avx2.f32 : &bt_peak_portable.f32;
+}
