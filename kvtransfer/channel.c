@@ -152,7 +152,7 @@ bt_status bt_channel_next(bt_channel *channel, bt_frame *frame, bt_error *err)
     if (buffered < BT_FRAME_HEADER_BYTES + header.body_bytes) {
         return BT_AGAIN;
     }
-    status = bt_frame_decode_body(&header, wire + BT_FRAME_HEADER_BYTES, frame, err);
+    status = bt_frame_decode_body(&header, wire, frame, err);
     if (status != BT_OK) {
         return status;
     }

@@ -8,11 +8,13 @@
 
 #include "common/bytes.h"
 #include "common/check.h"
+#include "common/crc32c.h"
 #include "common/hash.h"
 
 enum {
     HELLO_BYTES = 4 + 4 + 8 + 8 + 4 + 6 * 4 + 4 + 3 * 16,
     RECT_BYTES = 16,
+    SUM_AT = 36, /* of the checksum in the header */
 };
 
 _Static_assert(8 + 8 + 16 + 4 + 4 + BT_FRAME_TAG_BYTES == BT_FRAME_HEADER_BYTES, "header");
@@ -43,6 +45,14 @@ static const struct {
 const char *bt_frame_type_name(uint32_t type)
 {
     return type < BT_FRAME_TYPE_END ? types[type].name : "?";
+}
+
+/* CRC32C of the whole frame but the checksum itself. */
+static uint32_t frame_sum(const uint8_t *wire, const uint8_t *body, uint32_t body_bytes)
+{
+    uint32_t sum = bt_crc32c(0, wire, SUM_AT);
+    sum = bt_crc32c(sum, wire + SUM_AT + 4, BT_FRAME_HEADER_BYTES - SUM_AT - 4);
+    return bt_crc32c(sum, body, body_bytes);
 }
 
 /* ---- encode ---- */
@@ -139,7 +149,8 @@ size_t bt_frame_encode(const bt_frame *frame, uint64_t counter, uint8_t *out)
     bt_bytes_write_u64(&w, frame->transfer.request.hi);
     bt_bytes_write_u64(&w, frame->transfer.request.lo);
     bt_bytes_write_u32(&w, frame->transfer.attempt);
-    bt_bytes_write_u32(&w, 0);
+    BT_ASSERT(w.len == SUM_AT);
+    bt_bytes_write_u32(&w, 0); /* checksum, known last */
     bt_bytes_write_zeros(&w, BT_FRAME_TAG_BYTES);
     BT_ASSERT(w.len == BT_FRAME_HEADER_BYTES);
     write_body(&w, frame);
@@ -148,6 +159,7 @@ size_t bt_frame_encode(const bt_frame *frame, uint64_t counter, uint8_t *out)
     BT_ASSERT(body_bytes >= types[frame->type].body_min);
     BT_ASSERT(body_bytes <= types[frame->type].body_max);
     bt_bytes_patch_u32(&w, 0, body_bytes);
+    bt_bytes_patch_u32(&w, SUM_AT, frame_sum(out, out + BT_FRAME_HEADER_BYTES, body_bytes));
     return w.len;
 }
 
@@ -166,7 +178,7 @@ bt_status bt_frame_decode_header(const uint8_t *wire, bt_frame_header *header, b
     h.transfer.request.hi = bt_bytes_read_u64(&r);
     h.transfer.request.lo = bt_bytes_read_u64(&r);
     h.transfer.attempt = bt_bytes_read_u32(&r);
-    const uint32_t zero32 = bt_bytes_read_u32(&r);
+    h.sum = bt_bytes_read_u32(&r);
     bt_bytes_read_copy(&r, h.tag, sizeof h.tag);
     if (type == 0 || type >= BT_FRAME_TYPE_END) {
         return bt_error_set(err, BT_EPROTOCOL, "unknown frame type %u", type);
@@ -175,7 +187,7 @@ bt_status bt_frame_decode_header(const uint8_t *wire, bt_frame_header *header, b
         return bt_error_set(err, BT_EPROTOCOL, "a %s frame with a body of %u bytes",
                             types[type].name, body_bytes);
     }
-    if (zero16 != 0 || zero32 != 0 || memcmp(h.tag, no_tag, sizeof no_tag) != 0) {
+    if (zero16 != 0 || memcmp(h.tag, no_tag, sizeof no_tag) != 0) {
         return bt_error_set(err, BT_EPROTOCOL, "a %s frame with reserved bits or a tag set",
                             types[type].name);
     }
@@ -297,9 +309,14 @@ static bool read_body(bt_bytes_reader *r, bt_frame *frame)
     return false;
 }
 
-bt_status bt_frame_decode_body(const bt_frame_header *header, const uint8_t *body, bt_frame *frame,
+bt_status bt_frame_decode_body(const bt_frame_header *header, const uint8_t *wire, bt_frame *frame,
                                bt_error *err)
 {
+    const uint8_t *body = wire + BT_FRAME_HEADER_BYTES;
+    if (frame_sum(wire, body, header->body_bytes) != header->sum) {
+        return bt_error_set(err, BT_EPROTOCOL, "a %s frame with a wrong checksum",
+                            bt_frame_type_name(header->type));
+    }
     bt_bytes_reader r;
     bt_bytes_reader_init(&r, body, header->body_bytes);
     bt_frame f = {.type = header->type, .transfer = header->transfer};

@@ -3,12 +3,13 @@
  *
  *   header (56 bytes)                                     body (0..16384 bytes)
  *   +------------+------+-------+---------+----------+---------+----------+-----+
- *   | body_bytes | type | zero  | counter | transfer | attempt | zero     | tag | ...
+ *   | body_bytes | type | zero  | counter | transfer | attempt | checksum | tag | ...
  *   | u32        | u16  | u16   | u64     | 2 x u64  | u32     | u32      | 16B |
  *   +------------+------+-------+---------+----------+---------+----------+-----+
  *
  * All integers are little-endian. `counter` counts the frames of one direction from 0, so
- * that a lost, doubled or replayed frame is seen. `tag` authenticates the frame once keys
+ * that a lost, doubled or replayed frame is seen. `checksum` is the CRC32C of header and
+ * body without itself. `tag` authenticates the frame once keys
  * are on; until then it must be zero. A DATA frame is followed by `bytes` bytes of parts
  * (none over a two-sided transport), which are not part of the body.
  *
@@ -57,6 +58,7 @@ typedef struct bt_frame_header {
     bt_frame_type type;
     uint64_t counter;
     bt_kv_transfer transfer; /* zero in frames about the connection */
+    uint32_t sum;            /* checked with the body */
     uint8_t tag[BT_FRAME_TAG_BYTES];
 } bt_frame_header;
 
@@ -123,9 +125,10 @@ size_t bt_frame_encode(const bt_frame *frame, uint64_t counter, uint8_t *out);
 BT_MUST_CHECK bt_status bt_frame_decode_header(const uint8_t *wire, bt_frame_header *header,
                                                bt_error *err);
 
-/* `body` holds header->body_bytes. BT_EPROTOCOL: the body does not fit its type. What the
- * fields mean (sizes of the offer, known op) is for the receiver to check. */
-BT_MUST_CHECK bt_status bt_frame_decode_body(const bt_frame_header *header, const uint8_t *body,
+/* `wire` holds the whole frame, whose header was decoded before. BT_EPROTOCOL: wrong checksum,
+ * or the body does not fit its type. What the fields mean (sizes of the offer, known op) is for
+ * the receiver to check. */
+BT_MUST_CHECK bt_status bt_frame_decode_body(const bt_frame_header *header, const uint8_t *wire,
                                              bt_frame *frame, bt_error *err);
 
 /* The i-th number of an array on the wire. */
