@@ -109,7 +109,7 @@ static void take_pulled(bt_decode_scheduler *s, bt_sequence *seq, int32_t token)
 {
     BT_ASSERT(is_pulling(seq));
     bt_sequence_list_remove(&s->pulling, seq);
-    bt_sequence_computed(seq, s->options.cache, seq->n_prompt);
+    bt_sequence_computed(seq, s->options.cache, seq->n_tokens);
     const bt_model_params *p = s->options.params;
     if (seq->state == STATE_PULLING_CANCELLED) {
         finish(s, seq, BT_ECANCELLED);
