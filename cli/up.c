@@ -1,0 +1,654 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `baton up`: a cluster on this host: a router, prefill and decode workers, each a process.
+ *
+ *   fork and exec all --> poll the router until it is ready --> wait --> SIGTERM to all --> reap
+ *                              |  a child ends: tell which, stop the rest, fail
+ *                              `--------------------------------^
+ *
+ * Signals are blocked and taken with sigtimedwait; children get the default mask back, a process
+ * group of their own (so that a Ctrl-C reaches `up` alone, which stops them in order) and SIGTERM
+ * when `up` dies. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cli/client.h"
+#include "cli/terminal.h"
+#include "common/alloc.h"
+#include "common/check.h"
+#include "common/clock.h"
+#include "common/hash.h"
+#include "common/socket.h"
+#include "proto/generation.pb-c.h"
+
+enum {
+    WORKERS_MAX = 64,
+    ARGS_MAX = 40,
+    ARG_BYTES = 4096,
+    KEY_BYTES = 32,
+    ADDRESS_BYTES = 256,
+};
+
+static const int64_t second_ns = 1000000000;
+
+typedef struct up_options {
+    const char *model;
+    const char *listen;
+    const char *attach;
+    const char *admin;
+    const char *ready_file;
+    int64_t n_prefill;
+    int64_t n_decode;
+    int64_t n_both;
+    int64_t n_threads;
+    int64_t context;
+    uint64_t kv_pool_bytes;
+    const char *kernels;
+    bool local_prefill;
+    int64_t ready_timeout_ns;
+    int64_t stop_timeout_ns;
+    const char *log_level;
+} up_options;
+
+static const bt_config_option options_table[] = {
+    {.name = "model",
+     .type = BT_CONFIG_STRING,
+     .group = "Cluster",
+     .placeholder = "FILE",
+     .help = "GGUF file that all of them serve.",
+     .offset = offsetof(up_options, model)},
+    {.name = "prefill",
+     .type = BT_CONFIG_INT,
+     .group = "Cluster",
+     .fallback = "1",
+     .unit = "workers",
+     .min = 0,
+     .max = WORKERS_MAX,
+     .help = "Workers that compute prompts.",
+     .offset = offsetof(up_options, n_prefill)},
+    {.name = "decode",
+     .type = BT_CONFIG_INT,
+     .group = "Cluster",
+     .fallback = "1",
+     .unit = "workers",
+     .min = 0,
+     .max = WORKERS_MAX,
+     .help = "Workers that generate tokens.",
+     .offset = offsetof(up_options, n_decode)},
+    {.name = "both",
+     .type = BT_CONFIG_INT,
+     .group = "Cluster",
+     .fallback = "0",
+     .unit = "workers",
+     .min = 0,
+     .max = WORKERS_MAX,
+     .help = "Workers that do both (colocated serving).",
+     .offset = offsetof(up_options, n_both)},
+    {.name = "local-prefill",
+     .type = BT_CONFIG_BOOL,
+     .group = "Cluster",
+     .fallback = "true",
+     .help = "Lets decode workers prefill when that is better, or when no prefill worker is ready.",
+     .offset = offsetof(up_options, local_prefill)},
+    {.name = "listen",
+     .type = BT_CONFIG_STRING,
+     .group = "Network",
+     .fallback = BT_CLIENT_ADDRESS,
+     .placeholder = "HOST:PORT",
+     .help = "Where clients connect.",
+     .offset = offsetof(up_options, listen)},
+    {.name = "attach",
+     .type = BT_CONFIG_STRING,
+     .group = "Network",
+     .placeholder = "HOST:PORT",
+     .help = "Where workers attach; the port after --listen's if not given.",
+     .offset = offsetof(up_options, attach)},
+    {.name = "admin",
+     .type = BT_CONFIG_STRING,
+     .group = "Network",
+     .placeholder = "HOST:PORT",
+     .help = "The router's /metrics, /healthz and /readyz; not served if not given.",
+     .offset = offsetof(up_options, admin)},
+    {.name = "threads",
+     .type = BT_CONFIG_INT,
+     .group = "Compute",
+     .unit = "threads",
+     .min = 1,
+     .max = 1024,
+     .help = "Of each worker's model; the cores divided by the workers if not given.",
+     .offset = offsetof(up_options, n_threads)},
+    {.name = "kernels",
+     .type = BT_CONFIG_STRING,
+     .group = "Compute",
+     .fallback = "auto",
+     .placeholder = "NAME",
+     .help = "Kernel path of all workers; they must have the same to work together.",
+     .offset = offsetof(up_options, kernels)},
+    {.name = "context",
+     .type = BT_CONFIG_INT,
+     .group = "Compute",
+     .unit = "tokens",
+     .min = 16,
+     .max = 1 << 24,
+     .help = "Longest sequence; the model's own if not given.",
+     .offset = offsetof(up_options, context)},
+    {.name = "kv-pool-bytes",
+     .type = BT_CONFIG_BYTES,
+     .group = "Compute",
+     .help = "KV pool of each worker; a quarter of the memory available, shared by the workers, if "
+             "not given.",
+     .offset = offsetof(up_options, kv_pool_bytes)},
+    {.name = "ready-timeout",
+     .type = BT_CONFIG_DURATION,
+     .group = "Life",
+     .fallback = "5m",
+     .min = 1000000000,
+     .max = INT64_MAX,
+     .help = "How long loading may take before it counts as failed.",
+     .offset = offsetof(up_options, ready_timeout_ns)},
+    {.name = "stop-timeout",
+     .type = BT_CONFIG_DURATION,
+     .group = "Life",
+     .fallback = "30s",
+     .help = "How long running requests may take to end after Ctrl-C.",
+     .offset = offsetof(up_options, stop_timeout_ns)},
+    {.name = "ready-file",
+     .type = BT_CONFIG_STRING,
+     .group = "Life",
+     .placeholder = "FILE",
+     .help = "Written when the cluster is ready; its first line is the address for clients.",
+     .offset = offsetof(up_options, ready_file)},
+    {.name = "log-level",
+     .type = BT_CONFIG_STRING,
+     .group = "Life",
+     .fallback = "warn",
+     .placeholder = "LEVEL",
+     .help = "error, warn, info or debug; logs go to stderr.",
+     .offset = offsetof(up_options, log_level)},
+};
+
+static const bt_config_spec spec = {
+    .command = "baton up",
+    .section = "up",
+    .summary =
+        "Starts a cluster on this host, a process each for the router and every worker, waits\n"
+        "until it is ready, and stops all of it on Ctrl-C (at once on a second one).",
+    .examples = "  baton up --model model.gguf\n"
+                "  baton up --model model.gguf --prefill 2 --decode 2 --threads 4\n"
+                "  baton up --model model.gguf --prefill 0 --decode 0 --both 1\n",
+    .options = options_table,
+    .n_options = BT_ARRAY_LEN(options_table),
+};
+
+typedef struct child {
+    char name[32];
+    pid_t pid; /* 0: not running */
+} child;
+
+typedef struct cluster {
+    const up_options *options;
+    child children[1 + WORKERS_MAX];
+    size_t n;
+    sigset_t signals;
+    bt_error *err;
+} cluster;
+
+typedef struct arguments {
+    char texts[ARGS_MAX][ARG_BYTES];
+    char *argv[ARGS_MAX + 1];
+    size_t n;
+} arguments;
+
+BT_PRINTF(2, 3)
+static void add_argument(arguments *args, const char *fmt, ...)
+{
+    BT_ASSERT(args->n < ARGS_MAX);
+    va_list list;
+    va_start(list, fmt);
+    (void)vsnprintf(args->texts[args->n], ARG_BYTES, fmt, list);
+    va_end(list);
+    args->argv[args->n] = args->texts[args->n];
+    args->argv[++args->n] = NULL;
+}
+
+static void add_option(arguments *args, const char *name, const char *value)
+{
+    add_argument(args, "--%s", name);
+    add_argument(args, "%s", value);
+}
+
+static void add_drain_time(arguments *args, const up_options *o)
+{
+    char text[32];
+    bt_config_format_duration(o->stop_timeout_ns, text);
+    add_option(args, "drain-time", text);
+}
+
+/* In the child: never returns. */
+static void become(const arguments *args, const sigset_t *signals)
+{
+    (void)sigprocmask(SIG_UNBLOCK, signals, NULL);
+    (void)setpgid(0, 0);
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+    (void)execv("/proc/self/exe", args->argv);
+    fprintf(stderr, "baton up: cannot start %s: %s\n", args->argv[1], strerror(errno));
+    _exit(127);
+}
+
+static bt_status start_child(cluster *c, const char *name, const arguments *args)
+{
+    child *new = &c->children[c->n];
+    (void)snprintf(new->name, sizeof new->name, "%s", name);
+    const pid_t pid = fork();
+    if (pid < 0) {
+        return bt_error_set(c->err, BT_EINTERNAL, "cannot fork for %s: %s", name, strerror(errno));
+    }
+    if (pid == 0) {
+        become(args, &c->signals);
+    }
+    new->pid = pid;
+    c->n++;
+    return BT_OK;
+}
+
+static bt_status start_router(cluster *c)
+{
+    const up_options *o = c->options;
+    arguments args = {.n = 0};
+    add_argument(&args, "baton");
+    add_argument(&args, "router");
+    add_option(&args, "name", "router-0");
+    add_option(&args, "model", o->model);
+    add_option(&args, "listen", o->listen);
+    add_option(&args, "attach", o->attach);
+    if (o->admin) {
+        add_option(&args, "admin", o->admin);
+    }
+    add_option(&args, "log-level", o->log_level);
+    add_drain_time(&args, o);
+    add_argument(&args, o->local_prefill ? "--local-prefill" : "--no-local-prefill");
+    return start_child(c, "router-0", &args);
+}
+
+static bt_status start_worker(cluster *c, const char *role, int64_t number)
+{
+    const up_options *o = c->options;
+    char name[32];
+    (void)snprintf(name, sizeof name, "%s-%lld", role, (long long)number);
+    arguments args = {.n = 0};
+    add_argument(&args, "baton");
+    add_argument(&args, "worker");
+    add_option(&args, "name", name);
+    add_option(&args, "role", role);
+    add_option(&args, "model", o->model);
+    add_option(&args, "router", o->attach);
+    add_option(&args, "kernels", o->kernels);
+    add_option(&args, "log-level", o->log_level);
+    add_drain_time(&args, o);
+    add_argument(&args, "--threads");
+    add_argument(&args, "%lld", (long long)o->n_threads);
+    add_argument(&args, "--kv-pool-bytes");
+    add_argument(&args, "%llu", (unsigned long long)o->kv_pool_bytes);
+    if (o->context > 0) {
+        add_argument(&args, "--context-max");
+        add_argument(&args, "%lld", (long long)o->context);
+    }
+    return start_child(c, name, &args);
+}
+
+static bt_status start_all(cluster *c)
+{
+    const up_options *o = c->options;
+    bt_status status = start_router(c);
+    for (int64_t i = 0; i < o->n_prefill && status == BT_OK; i++) {
+        status = start_worker(c, "prefill", i);
+    }
+    for (int64_t i = 0; i < o->n_decode && status == BT_OK; i++) {
+        status = start_worker(c, "decode", i);
+    }
+    for (int64_t i = 0; i < o->n_both && status == BT_OK; i++) {
+        status = start_worker(c, "both", i);
+    }
+    return status;
+}
+
+/* Reaps children that ended; true when one did, told in *err. */
+static bool reap(cluster *c, bool expected)
+{
+    bool any = false;
+    int how;
+    for (size_t i = 0; i < c->n; i++) {
+        child *k = &c->children[i];
+        if (k->pid == 0 || waitpid(k->pid, &how, WNOHANG) != k->pid) {
+            continue;
+        }
+        k->pid = 0;
+        if (any || expected) {
+            continue;
+        }
+        any = true;
+        if (WIFSIGNALED(how)) {
+            (void)bt_error_set(c->err, BT_EINTERNAL, "%s was ended by signal %d (%s)", k->name,
+                               WTERMSIG(how), strsignal(WTERMSIG(how)));
+        } else {
+            (void)bt_error_set(c->err, BT_EINTERNAL,
+                               "%s ended with exit code %d. Its last lines "
+                               "above say why",
+                               k->name, WEXITSTATUS(how));
+        }
+    }
+    return any;
+}
+
+/* The next blocked signal within timeout_ns; 0: none came. */
+static int next_signal(const cluster *c, int64_t timeout_ns)
+{
+    const struct timespec timeout = {.tv_sec = timeout_ns / second_ns,
+                                     .tv_nsec = timeout_ns % second_ns};
+    const int signum = sigtimedwait(&c->signals, NULL, &timeout);
+    return signum > 0 ? signum : 0;
+}
+
+static size_t count_running(const cluster *c)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < c->n; i++) {
+        n += c->children[i].pid != 0;
+    }
+    return n;
+}
+
+static void signal_all(const cluster *c, int signum)
+{
+    for (size_t i = 0; i < c->n; i++) {
+        if (c->children[i].pid != 0) {
+            (void)kill(c->children[i].pid, signum);
+        }
+    }
+}
+
+/* SIGTERM, then, at a second signal or the time-out, SIGKILL. */
+static void stop_all(cluster *c)
+{
+    signal_all(c, SIGTERM);
+    const int64_t deadline_ns = bt_clock_now_ns() + c->options->stop_timeout_ns + second_ns;
+    while (count_running(c) > 0) {
+        const int signum = next_signal(c, second_ns / 10);
+        (void)reap(c, true);
+        if (signum == SIGINT || signum == SIGTERM || bt_clock_now_ns() > deadline_ns) {
+            signal_all(c, SIGKILL);
+        }
+    }
+}
+
+typedef struct readiness {
+    bool router;
+    size_t n_attached;
+} readiness;
+
+static void on_status(void *ctx, const ProtobufCMessage *message)
+{
+    readiness *r = ctx;
+    const Baton__V1__GetClusterStatusReply *reply = (const void *)message;
+    r->router = reply->router && reply->router->ready;
+    r->n_attached = reply->n_workers;
+}
+
+static readiness ask(bt_client *client)
+{
+    readiness r = {0};
+    Baton__V1__GetClusterStatusRequest request = BATON__V1__GET_CLUSTER_STATUS_REQUEST__INIT;
+    const bt_client_call call = {
+        .path = "/baton.v1.Generation/GetClusterStatus",
+        .request = &request.base,
+        .reply_type = &baton__v1__get_cluster_status_reply__descriptor,
+        .timeout_ns = second_ns,
+        .on_reply = on_status,
+        .ctx = &r,
+    };
+    if (bt_client_run(client, &call, NULL) != BT_OK) {
+        return (readiness){0}; /* not there yet: asked again */
+    }
+    return r;
+}
+
+/* BT_ECANCELLED: a signal came first. */
+static bt_status wait_until_ready(cluster *c)
+{
+    bt_client *client;
+    bt_status status = bt_client_open(c->options->listen, &client, c->err);
+    if (status != BT_OK) {
+        return status;
+    }
+    const int64_t began_ns = bt_clock_now_ns();
+    bt_progress progress;
+    bt_progress_begin(&progress, "starting workers", false);
+    for (bool ready = false; !ready && status == BT_OK;) {
+        const int signum = next_signal(c, second_ns / 20);
+        if (reap(c, false)) {
+            status = BT_EINTERNAL;
+        } else if (signum == SIGINT || signum == SIGTERM) {
+            status = BT_ECANCELLED;
+        } else if (bt_clock_now_ns() - began_ns > c->options->ready_timeout_ns) {
+            status = bt_error_set(c->err, BT_EDEADLINE,
+                                  "the cluster is not ready after --ready-timeout. `baton status` "
+                                  "shows which worker is missing, --log-level info tells more");
+        } else {
+            const readiness r = ask(client);
+            bt_progress_update(&progress, r.n_attached, c->n - 1);
+            ready = r.router && r.n_attached == c->n - 1;
+        }
+    }
+    bt_progress_end(&progress, status == BT_OK ? NULL : "stopped");
+    bt_client_close(client);
+    return status;
+}
+
+static void print_addresses(const up_options *o)
+{
+    const char *bold = bt_terminal_style_text(stdout, BT_TERMINAL_BOLD);
+    const char *plain = bt_terminal_style_text(stdout, BT_TERMINAL_PLAIN);
+    printf("%sready%s: %lld prefill, %lld decode, %lld both\n", bold, plain,
+           (long long)o->n_prefill, (long long)o->n_decode, (long long)o->n_both);
+    printf("  clients  %s   (gRPC baton.v1.Generation)\n", o->listen);
+    printf("  workers  %s\n", o->attach);
+    if (o->admin) {
+        printf("  metrics  http://%s/metrics\n", o->admin);
+    }
+    printf("Try: baton generate --address %s --chat 'Why is the sky blue?'\n", o->listen);
+    printf("Ctrl-C stops all of it.\n");
+    (void)fflush(stdout);
+}
+
+/* Written whole, then renamed: who sees the file sees all of it. */
+static bt_status tell_ready(const up_options *o, bt_error *err)
+{
+    if (!o->ready_file) {
+        return BT_OK;
+    }
+    char path[ARG_BYTES];
+    (void)snprintf(path, sizeof path, "%s.new", o->ready_file);
+    FILE *file = fopen(path, "w");
+    bool written = file != NULL && fprintf(file, "%s\n%s\n", o->listen, o->attach) > 0;
+    written = file != NULL && fclose(file) == 0 && written;
+    if (!written || rename(path, o->ready_file) != 0) {
+        return bt_error_set(err, BT_EIO, "cannot write --ready-file '%s': %s", o->ready_file,
+                            strerror(errno));
+    }
+    return BT_OK;
+}
+
+/* Until a signal (BT_OK) or the end of a child. */
+static bt_status watch(cluster *c)
+{
+    for (;;) {
+        const int signum = next_signal(c, second_ns);
+        if (reap(c, false)) {
+            return BT_EINTERNAL;
+        }
+        if (signum == SIGINT || signum == SIGTERM) {
+            return BT_OK;
+        }
+    }
+}
+
+/* An address that is free now: said before anything is started. Port 0 becomes a port, kept in
+ * `kept`. */
+static bt_status check_free(const char *name, const char **address, char kept[ADDRESS_BYTES],
+                            bt_error *err)
+{
+    int fd;
+    const bt_status status = bt_socket_listen(*address, &fd, err);
+    if (status != BT_OK) {
+        bt_error_prefix(err, "--%s", name);
+        return status;
+    }
+    const char *colon = strrchr(*address, ':');
+    if (colon && strcmp(colon, ":0") == 0) {
+        (void)snprintf(kept, ADDRESS_BYTES, "%.*s:%d", (int)(colon - *address), *address,
+                       bt_socket_port(fd));
+        *address = kept;
+    }
+    (void)close(fd);
+    return BT_OK;
+}
+
+/* Without --attach: the host of --listen, and the port after its port. */
+static void choose_attach(up_options *o, char kept[ADDRESS_BYTES])
+{
+    const char *colon = strrchr(o->listen, ':');
+    if (o->attach || !colon) {
+        return;
+    }
+    const int port = atoi(colon + 1);
+    (void)snprintf(kept, ADDRESS_BYTES, "%.*s:%d", (int)(colon - o->listen), o->listen,
+                   port > 0 && port < 65535 ? port + 1 : 0);
+    o->attach = kept;
+}
+
+/* Addresses that options point to once they are settled. */
+typedef struct addresses {
+    char listen[ADDRESS_BYTES];
+    char attach[ADDRESS_BYTES];
+    char admin[ADDRESS_BYTES];
+} addresses;
+
+static bt_status settle_addresses(up_options *o, addresses *kept, bt_error *err)
+{
+    choose_attach(o, kept->attach);
+    if (!o->attach) {
+        return bt_error_set(err, BT_EINVAL, "--listen: '%s' is not HOST:PORT", o->listen);
+    }
+    bt_status status = check_free("listen", &o->listen, kept->listen, err);
+    if (status == BT_OK) {
+        status = check_free("attach", &o->attach, kept->attach, err);
+    }
+    if (status == BT_OK && o->admin) {
+        status = check_free("admin", &o->admin, kept->admin, err);
+    }
+    return status;
+}
+
+static bt_status settle(up_options *o, bt_error *err)
+{
+    const int64_t n_workers = o->n_prefill + o->n_decode + o->n_both;
+    if (!o->model) {
+        return bt_error_set(err, BT_EINVAL, "--model FILE is missing");
+    }
+    if (access(o->model, R_OK) != 0) {
+        return bt_error_set(err, BT_ENOTFOUND, "cannot read model '%s': %s", o->model,
+                            strerror(errno));
+    }
+    if (o->n_decode + o->n_both == 0 || n_workers > WORKERS_MAX) {
+        return bt_error_set(err, BT_EINVAL,
+                            "a cluster needs at least one --decode or --both worker, and at most "
+                            "%d workers in all",
+                            WORKERS_MAX);
+    }
+    if (o->n_threads == 0) {
+        const long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
+        o->n_threads = n_cores > n_workers ? n_cores / n_workers : 1;
+    }
+    if (o->kv_pool_bytes == 0) {
+        uint64_t available;
+        const bt_status status = bt_alloc_available(&available);
+        if (status != BT_OK) {
+            return bt_error_set(err, status,
+                                "cannot tell how much memory is free. Give --kv-pool-bytes");
+        }
+        o->kv_pool_bytes = available / 4 / (uint64_t)n_workers;
+    }
+    return BT_OK;
+}
+
+/* Members of one cluster share a key; without one of the user's a new one is drawn. */
+static void make_key(void)
+{
+    if (getenv("BATON_CLUSTER_KEY")) {
+        return;
+    }
+    uint8_t key[KEY_BYTES];
+    char hex[2 * KEY_BYTES + 1];
+    bt_hash_random(key, sizeof key);
+    bt_hash_hex(key, sizeof key, hex);
+    (void)setenv("BATON_CLUSTER_KEY", hex, 1);
+}
+
+static int run(int argc, char **argv)
+{
+    up_options o = {0};
+    bt_config *config = NULL;
+    const int early = bt_cli_configure(&spec, argc, argv, &o, &config);
+    if (early != BT_CLI_RUN) {
+        return early;
+    }
+    bt_error err = {""};
+    addresses kept;
+    bt_status status = settle(&o, &err);
+    if (status == BT_OK) {
+        status = settle_addresses(&o, &kept, &err);
+    }
+    if (status != BT_OK) {
+        bt_config_destroy(config);
+        return bt_cli_fail("up", status, &err, status == BT_EINVAL);
+    }
+    make_key();
+    cluster c = {.options = &o, .err = &err};
+    sigset_t before;
+    (void)sigemptyset(&c.signals);
+    (void)sigaddset(&c.signals, SIGINT);
+    (void)sigaddset(&c.signals, SIGTERM);
+    (void)sigaddset(&c.signals, SIGCHLD);
+    (void)sigprocmask(SIG_BLOCK, &c.signals, &before);
+    status = start_all(&c);
+    if (status == BT_OK) {
+        status = wait_until_ready(&c);
+    }
+    if (status == BT_OK) {
+        print_addresses(&o);
+        status = tell_ready(&o, &err);
+    }
+    if (status == BT_OK) {
+        status = watch(&c);
+    }
+    stop_all(&c);
+    (void)sigprocmask(SIG_SETMASK, &before, NULL);
+    bt_config_destroy(config);
+    if (status == BT_OK) {
+        return BT_CLI_OK;
+    }
+    return status == BT_ECANCELLED ? BT_CLI_INTERRUPTED : bt_cli_fail("up", status, &err, false);
+}
+
+const bt_cli_command bt_cli_up = {
+    .name = "up",
+    .summary = "start a cluster on this host and stop it on Ctrl-C",
+    .run = run,
+};
