@@ -22,7 +22,7 @@ BT_MUST_CHECK bt_status bt_health_create(bt_rpc_server *server, uint32_t watcher
                                          bt_health **out);
 
 /* Sets the state of `service` ("package.Service" or ""); the first time adds it. BT_EEXHAUSTED:
- * more than BT_HEALTH_SERVICES_MAX. BT_EINVAL: the name is longer than 127. */
+ * more than BT_HEALTH_SERVICES_MAX. BT_EINVAL: the name is longer than 127, or none. */
 BT_MUST_CHECK bt_status bt_health_set(bt_health *health, const char *service, bool serving);
 
 /* Everything is NOT_SERVING from now on, and watchers' streams end after they were told:
