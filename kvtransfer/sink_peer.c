@@ -552,9 +552,16 @@ static void on_event(int events, void *ctx)
 
 /* ---- frames out ---- */
 
-static uint64_t op_parts_max(const bt_kv_sink *sink)
+/* One READ moves as a whole over a two-sided transport: with a rate limit it has to be small. */
+static uint64_t op_parts_max(const bt_sink_peer *peer)
 {
-    const uint64_t n = BT_SINK_OP_BYTES / sink->options.terms.layout.layer_bytes;
+    const bt_kv_sink *sink = peer->sink;
+    const bool two_sided = (peer->channel.ops->caps & BT_TRANSPORT_TWO_SIDED) != 0;
+    uint64_t bytes = BT_SINK_OP_BYTES;
+    if (two_sided && sink->rate.bytes_s != 0 && sink->rate.bytes_s / 1000 < bytes) {
+        bytes = sink->rate.bytes_s / 1000;
+    }
+    const uint64_t n = bytes / sink->options.terms.layout.layer_bytes;
     return n > 0 ? n : 1;
 }
 
@@ -583,7 +590,7 @@ static bool ask(bt_sink_peer *peer, bt_sink_transfer *t)
     bt_plan_rect rect;
     if (peer->n_ops == BT_SINK_OPS_MAX || !bt_channel_has_room(&peer->channel) ||
         peer->bytes_in_flight >= sink->options.max_bytes_in_flight ||
-        !bt_plan_next(&t->announced, &t->asked, 0, op_parts_max(sink), &rect)) {
+        !bt_plan_next(&t->announced, &t->asked, 0, op_parts_max(peer), &rect)) {
         return false;
     }
     if (peer->channel.ops->caps & BT_TRANSPORT_TWO_SIDED) {
