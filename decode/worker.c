@@ -352,8 +352,7 @@ static bt_status make_sink(bt_decode_worker *worker, bt_loop *loop, bt_error *er
         .transport = o->kv_transport,
         .loopback = o->kv_loopback,
         .max_transfers = o->requests_max,
-        .max_transfer_blocks =
-            (uint32_t)bt_div_ceil(bt_worker_params(worker->base)->context, BT_KV_BLOCK_TOKENS),
+        .max_transfer_blocks = bt_worker_sequence_blocks(worker->base),
         .max_peers = o->kv_peers_max,
         .lease_ms = o->lease_ms,
         .rate_limit_bytes_s = o->kv_rate_limit_bytes_s,

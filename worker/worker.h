@@ -134,6 +134,7 @@ bt_kv_pool *bt_worker_pool(const bt_worker *worker);
 bt_kv_cache *bt_worker_cache(const bt_worker *worker);
 bt_engine *bt_worker_engine(const bt_worker *worker);
 const bt_model_params *bt_worker_params(const bt_worker *worker);
+uint32_t bt_worker_sequence_blocks(const bt_worker *worker); /* of the longest one that fits */
 const bt_worker_options *bt_worker_get_options(const bt_worker *worker); /* defaults filled in */
 
 /* ---- life ---- */

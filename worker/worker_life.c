@@ -397,6 +397,12 @@ const bt_model_params *bt_worker_params(const bt_worker *worker)
     return bt_model_get_params(worker->options.model);
 }
 
+uint32_t bt_worker_sequence_blocks(const bt_worker *worker)
+{
+    const size_t n = bt_div_ceil(bt_worker_params(worker)->context, BT_KV_BLOCK_TOKENS);
+    return (uint32_t)bt_size_min(n, worker->options.pool_blocks);
+}
+
 const bt_worker_options *bt_worker_get_options(const bt_worker *worker)
 {
     return &worker->options;

@@ -482,7 +482,8 @@ void bt_rig_request_init(bt_rig *rig, bt_rig_request *request, const int32_t *pr
     };
 }
 
-void bt_rig_send(bt_rig *rig, bt_rig_worker to, bt_link_mode mode, bt_rig_request *request)
+static void send_run(bt_rig *rig, bt_rig_worker to, bt_link_mode mode, bt_rig_request *request,
+                     bool has_peer)
 {
     if (find(rig, request->id, request->attempt) == NULL) {
         EXPECT(rig->n_requests < BT_RIG_REQUESTS_MAX);
@@ -499,13 +500,23 @@ void bt_rig_send(bt_rig *rig, bt_rig_worker to, bt_link_mode mode, bt_rig_reques
         .chain_root = {.w = {1, 2}},
         .deadline_left_ns = request->deadline_left_ns != 0 ? request->deadline_left_ns : INT64_MAX,
     };
-    if (mode != BT_LINK_MODE_WHOLE) {
+    if (has_peer) {
         const bt_rig_worker other = mode == BT_LINK_MODE_DECODE ? BT_RIG_PREFILL : BT_RIG_DECODE;
         run.has_peer = true;
         run.peer = rig->halves[other].hello.kv;
     }
     EXPECT(rig->halves[to].peer != NULL);
     EXPECT(bt_link_router_run(rig->halves[to].peer, &run) == BT_OK);
+}
+
+void bt_rig_send(bt_rig *rig, bt_rig_worker to, bt_link_mode mode, bt_rig_request *request)
+{
+    send_run(rig, to, mode, request, mode != BT_LINK_MODE_WHOLE);
+}
+
+void bt_rig_send_alone(bt_rig *rig, bt_rig_worker to, bt_link_mode mode, bt_rig_request *request)
+{
+    send_run(rig, to, mode, request, false);
 }
 
 void bt_rig_send_split(bt_rig *rig, bt_rig_request *request)
@@ -525,6 +536,11 @@ void bt_rig_drop_router(bt_rig *rig, bt_rig_worker which)
 {
     EXPECT(rig->halves[which].peer != NULL);
     bt_link_router_drop(rig->halves[which].peer, "dropped by the test");
+}
+
+bool bt_rig_attached(const bt_rig *rig, bt_rig_worker which)
+{
+    return rig->halves[which].peer != NULL;
 }
 
 const bt_link_load *bt_rig_load(const bt_rig *rig, bt_rig_worker which)

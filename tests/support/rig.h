@@ -77,6 +77,9 @@ void bt_rig_request_init(bt_rig *rig, bt_rig_request *request, const int32_t *pr
 /* Sends the request to a worker; the request is known to the rig until the rig's end. */
 void bt_rig_send(bt_rig *rig, bt_rig_worker to, bt_link_mode mode, bt_rig_request *request);
 
+/* The same without a peer, as for a request that needs one worker alone. */
+void bt_rig_send_alone(bt_rig *rig, bt_rig_worker to, bt_link_mode mode, bt_rig_request *request);
+
 /* Both halves: PREFILL to one worker and DECODE to the other. */
 void bt_rig_send_split(bt_rig *rig, bt_rig_request *request);
 
@@ -100,6 +103,8 @@ void bt_rig_stop_worker(bt_rig *rig, bt_rig_worker which, uint64_t grace_ms);
 
 /* Ends the sessions of the router's side, as its death would. */
 void bt_rig_drop_router(bt_rig *rig, bt_rig_worker which);
+
+bool bt_rig_attached(const bt_rig *rig, bt_rig_worker which);
 
 /* The worker's newest load report, and blocks it says it holds. */
 const bt_link_load *bt_rig_load(const bt_rig *rig, bt_rig_worker which);
