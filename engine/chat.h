@@ -4,6 +4,8 @@
  * The template's language is not interpreted: the file's tokenizer.chat_template is
  * recognized as one of the known families and rendered by code of our own, straight to
  * ids. Marks of the template become special tokens; content never does, whatever it says.
+ * (Llama-2's and the older Mistral's [INST] are plain text, which content can imitate: so
+ * these models were made.)
  *
  * Threading: any thread (immutable once created).
  */
@@ -18,12 +20,13 @@
 #include "engine/tokenizer.h"
 
 typedef enum bt_chat_template {
-    BT_CHAT_CHATML,  /* <|im_start|>role\ncontent<|im_end|>\n */
-    BT_CHAT_SMOLLM2, /* ChatML with SmolLM2's system message when none is given */
-    BT_CHAT_QWEN2,   /* ChatML with Qwen2.5's system message when none is given */
+    BT_CHAT_CHATML,  /* <|im_start|>role\ncontent<|im_end|>\n; with the template's own system
+                        message where it has one and none is given (SmolLM2, Qwen2) */
     BT_CHAT_LLAMA2,  /* [INST] <<SYS>>\nsystem\n<</SYS>>\n\nuser [/INST] reply </s> */
     BT_CHAT_LLAMA3,  /* <|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|> */
-    BT_CHAT_MISTRAL, /* [INST] user [/INST]reply</s> */
+    BT_CHAT_LLAMA31, /* the same, with the dates that Llama 3.1's system message begins with;
+                        "today" is the template's own default, so that prompts can be cached */
+    BT_CHAT_MISTRAL, /* [INST] user [/INST]reply</s>, with the spaces of its version */
 } bt_chat_template;
 
 /* Text is borrowed for the call; not NUL-terminated. */
@@ -53,7 +56,7 @@ BT_MUST_CHECK bt_status bt_chat_render(const bt_chat *chat, const bt_chat_messag
 
 bt_chat_template bt_chat_kind(const bt_chat *chat);
 
-/* "smollm2", "llama-3", ... */
+/* "chatml", "llama-3", ... */
 const char *bt_chat_template_name(bt_chat_template kind);
 
 /* NULL is allowed. */
