@@ -97,15 +97,15 @@ void bt_source_sink_ended(bt_kv_source *source, bt_source_transfer *t, bt_kv_out
     end_transfer(source, t);
 }
 
-bool bt_source_was_released(const bt_kv_source *source, bt_kv_transfer name)
+const bt_source_recent *bt_source_find_recent(const bt_kv_source *source, bt_kv_transfer name)
 {
     const size_t n = bt_size_min(source->n_recent, BT_SOURCE_RECENT);
     for (size_t i = 0; i < n; i++) {
-        if (bt_kv_transfer_equal(source->recent[i], name)) {
-            return true;
+        if (bt_kv_transfer_equal(source->recent[i].name, name)) {
+            return &source->recent[i];
         }
     }
-    return false;
+    return NULL;
 }
 
 /* Takes the blocks back: at once where nobody reads, else after END, grace or disconnect. */
@@ -155,12 +155,15 @@ static void deliver(bt_kv_source *source)
             i++;
             continue;
         }
+        bt_source_recent *recent = &source->recent[source->n_recent++ % BT_SOURCE_RECENT];
+        recent->name = t->name;
+        recent->status = t->status;
+        memcpy(recent->text, t->text, sizeof recent->text);
         char text[BT_KV_TEXT_BYTES];
         memcpy(text, t->text, sizeof text);
-        const bt_kv_transfer name = t->name;
         const bt_kv_outcome outcome = t->outcome;
+        const bt_kv_transfer name = t->name;
         free_transfer(source, t);
-        source->recent[source->n_recent++ % BT_SOURCE_RECENT] = name;
         count_outcome(&source->counters, outcome);
         source->callbacks.released(name, outcome, text, source->callbacks.ctx);
         i = 0;
@@ -386,7 +389,9 @@ static bt_status create_tables(bt_kv_source *source, bt_error *err)
     source->open = bt_alloc_array(o->max_transfers, sizeof(bt_source_transfer *));
     source->parked = bt_alloc_array(o->max_transfers, sizeof *source->parked);
     source->peers = bt_alloc_array(o->max_peers, sizeof *source->peers);
-    if (!source->transfers || !source->open || !source->parked || !source->peers) {
+    source->recent = bt_alloc_array(BT_SOURCE_RECENT, sizeof *source->recent);
+    if (!source->transfers || !source->open || !source->parked || !source->peers ||
+        !source->recent) {
         return bt_error_set(err, BT_ENOMEM, "out of memory");
     }
     for (uint32_t i = 0; i < o->max_peers; i++) {
@@ -518,6 +523,7 @@ void bt_kv_source_destroy(bt_kv_source *source)
     bt_timer_destroy(source->tick);
     bt_wake_destroy(source->wake);
     bt_alloc_unmap(&source->arena);
+    free(source->recent);
     free(source->peers);
     free(source->parked);
     free(source->open);

@@ -73,6 +73,13 @@ typedef struct bt_source_read {
     uint64_t sent; /* announced in DATA frames */
 } bt_source_read;
 
+/* A released transfer: a PULL that comes too late is told why. */
+typedef struct bt_source_recent {
+    bt_kv_transfer name;
+    bt_status status; /* BT_OK: it was pulled */
+    char text[BT_KV_TEXT_BYTES];
+} bt_source_recent;
+
 typedef enum bt_source_peer_state {
     BT_SOURCE_PEER_FREE,
     BT_SOURCE_PEER_NEW,     /* HELLO is due */
@@ -112,7 +119,7 @@ struct bt_kv_source {
     size_t n_open;
     bt_source_parked *parked;
     size_t n_parked;
-    bt_kv_transfer recent[BT_SOURCE_RECENT]; /* ring of released transfers */
+    bt_source_recent *recent; /* ring */
     size_t n_recent;
     bt_source_peer *peers;
     size_t next_peer; /* who is served first next time */
@@ -122,7 +129,7 @@ struct bt_kv_source {
 
 /* ---- source.c, for source_peer.c ---- */
 bt_source_transfer *bt_source_find(bt_kv_source *source, bt_kv_transfer name);
-bool bt_source_was_released(const bt_kv_source *source, bt_kv_transfer name);
+const bt_source_recent *bt_source_find_recent(const bt_kv_source *source, bt_kv_transfer name);
 void bt_source_link(bt_source_transfer *transfer, bt_source_peer *peer);
 /* The sink reads no more. The outcome counts unless the transfer was stopping already. */
 void bt_source_sink_ended(bt_kv_source *source, bt_source_transfer *transfer, bt_kv_outcome outcome,

@@ -164,10 +164,12 @@ static void on_pull(bt_source_peer *peer, const bt_frame *frame)
                 "another worker pulls this transfer");
         return;
     }
-    if (bt_source_was_released(source, frame->transfer)) {
+    const bt_source_recent *recent = bt_source_find_recent(source, frame->transfer);
+    if (recent) {
         source->counters.pulls_unknown++;
-        put_end(peer, BT_FRAME_REVOKE, frame->transfer, BT_ENOTFOUND,
-                "the source has released these blocks already");
+        const bool was_refused = recent->status != BT_OK;
+        put_end(peer, BT_FRAME_REVOKE, frame->transfer, was_refused ? recent->status : BT_ENOTFOUND,
+                was_refused ? recent->text : "the source has released these blocks already");
         return;
     }
     bt_source_parked *parked = free_parked(source);

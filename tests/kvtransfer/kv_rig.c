@@ -9,11 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "common/clock.h"
+#include "common/hash.h"
 
 enum { POLLS_MAX = 20000, MS = 1000000 };
 
@@ -43,14 +43,23 @@ static void check_until(kv_rig *rig)
     }
 }
 
+/* Time is what the two sides' own timers would see. */
+static void advance(kv_rig *rig, int64_t ns)
+{
+    rig->now_ns += ns;
+    if (rig->source) {
+        bt_kv_source_tick(rig->source);
+    }
+    if (rig->sink) {
+        bt_kv_sink_tick(rig->sink);
+    }
+}
+
 static void on_poll(void *ctx)
 {
     kv_rig *rig = ctx;
-    rig->now_ns += rig->step_ns;
     rig->n_polls++;
-    if (rig->on_poll) {
-        (void)rig->on_poll(rig);
-    }
+    advance(rig, rig->step_ns);
     check_until(rig);
     if (rig->n_polls > POLLS_MAX) {
         bt_loop_stop(rig->loop);
@@ -115,11 +124,13 @@ void kv_rig_wipe_sink(kv_rig *rig)
 
 static void set_options(kv_rig *rig)
 {
-    static char shm_name[64];
+    uint64_t number;
+    bt_hash_random(&number, sizeof number);
     bt_kv_terms terms = {.numerics_id = {1}, .cluster_key_fingerprint = {2}};
     /* 256 bytes a run, 1 KiB a part, 3 KiB a block */
     assert_true(bt_kv_layout_init(&terms.layout, RIG_LAYERS, 2, 8, BT_KV_FORMAT_BF16));
-    (void)snprintf(shm_name, sizeof shm_name, "@baton-kv-rig-%d", (int)getpid());
+    (void)snprintf(rig->shm_name, sizeof rig->shm_name, "@baton-kv-rig-%016llx",
+                   (unsigned long long)number);
     rig->source_options = (bt_kv_source_options){
         .terms = terms,
         .incarnation = 11,
@@ -142,7 +153,7 @@ static void set_options(kv_rig *rig)
         rig->source_options.tcp_address = "127.0.0.1:0";
     }
     if (rig->transport == BT_KV_TRANSPORT_SHM || rig->transport == BT_KV_TRANSPORT_AUTO) {
-        rig->source_options.shm_address = shm_name;
+        rig->source_options.shm_address = rig->shm_name;
     }
     if (rig->transport == BT_KV_TRANSPORT_LOOPBACK) {
         rig->source_options.loopback = rig->hub;
@@ -361,13 +372,7 @@ void kv_rig_run_for(kv_rig *rig, int polls)
 
 void kv_rig_advance(kv_rig *rig, int64_t ms)
 {
-    rig->now_ns += ms * MS;
-    if (rig->source) {
-        bt_kv_source_tick(rig->source);
-    }
-    if (rig->sink) {
-        bt_kv_sink_tick(rig->sink);
-    }
+    advance(rig, ms * MS);
 }
 
 uint8_t *kv_rig_sink_block(kv_rig *rig, uint32_t first, uint32_t block_idx)

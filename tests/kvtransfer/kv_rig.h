@@ -51,7 +51,7 @@ typedef struct kv_rig {
     void *until_ctx;
     bool reached;
     void (*on_trace)(struct kv_rig *rig, const bt_kv_trace *event); /* of the sink */
-    bool (*on_poll)(struct kv_rig *rig);
+    char shm_name[64];
 
     kv_rig_end ends[RIG_TRANSFERS_MAX]; /* by request.lo */
     bool opened[RIG_TRANSFERS_MAX], offered[RIG_TRANSFERS_MAX];

@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Failures as inputs: cancels in every state, connections that break and bytes that flip at
+ * every place, wrong checksums, silence, leases and deadlines on a fake clock. Whatever
+ * happens: one callback a side, right bytes or none claimed, and nobody writes the sink's
+ * blocks after its callback. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/kvtransfer/kv_rig.h"
+
+enum { BLOCKS = 6, STEPS = 6, MS = 1000000 };
+
+static kv_rig *rig_of(void **state)
+{
+    return *state;
+}
+
+/* One transfer as a script of steps; calls on a transfer that has ended are let go. */
+static void do_step(kv_rig *rig, int step)
+{
+    const bt_kv_transfer name = kv_rig_name(1);
+    bt_status status = BT_OK;
+    switch (step) {
+    case 0:
+        kv_rig_open(rig, 1);
+        return;
+    case 1:
+        kv_rig_offer(rig, 1, 2, BLOCKS);
+        return;
+    case 2:
+        status = bt_kv_source_announce(rig->source, name, 1, 0, BLOCKS);
+        break;
+    case 3:
+        if (kv_rig_end_of(rig, 1)->n_failed == 0) {
+            bt_block_id ids[BLOCKS];
+            for (uint32_t b = 0; b < BLOCKS; b++) {
+                ids[b] = RIG_BLOCKS - 1 - 2 - b;
+            }
+            status = bt_kv_sink_pull(rig->sink, name, ids, BLOCKS, 1, NULL);
+        }
+        break;
+    case 4:
+        status = bt_kv_source_announce_blocks(rig->source, name, 0, BLOCKS);
+        break;
+    default:
+        status = bt_kv_source_complete(rig->source, name, "token", 5, false);
+        break;
+    }
+    assert_true(status == BT_OK || status == BT_ENOTFOUND);
+}
+
+static bool has_ended(kv_rig *rig, void *ctx)
+{
+    (void)ctx;
+    const kv_rig_end *end = kv_rig_end_of(rig, 1);
+    return end->n_done + end->n_failed > 0 && (!rig->offered[1] || end->n_released > 0);
+}
+
+/* Waits for both callbacks, then shows that nothing is written any more. */
+static void expect_clean_end(kv_rig *rig)
+{
+    assert_true(kv_rig_run(rig, has_ended, NULL));
+    const kv_rig_end *end = kv_rig_end_of(rig, 1);
+    assert_int_equal(end->n_done + end->n_failed, 1);
+    if (end->n_done == 1) {
+        assert_memory_equal(end->blob, "token", 5);
+        kv_rig_expect_moved(rig, 2, BLOCKS, 1);
+    }
+    kv_rig_wipe_sink(rig);
+    kv_rig_run_for(rig, 4);
+    kv_rig_expect_untouched(rig);
+    assert_int_equal(bt_kv_sink_counters_get(rig->sink)->transfers_open, 0);
+    assert_int_equal(bt_kv_source_counters_get(rig->source)->transfers_open, 0);
+}
+
+/* A rig of its own for each case, with short leases and a fast clock. */
+static void begin_case(kv_rig *rig, bt_kv_transport transport)
+{
+    kv_rig_create(rig, transport);
+    rig->step_ns = 20 * (int64_t)MS;
+    rig->source_options.lease_ms = 1000;
+    rig->sink_options.lease_ms = 1000;
+}
+
+static void cancels_in_every_state(bt_kv_transport transport, bool by_sink)
+{
+    for (int at = by_sink ? 0 : 1; at < STEPS; at++) {
+        for (int polls = 0; polls < 4; polls += 3) {
+            kv_rig rig;
+            begin_case(&rig, transport);
+            rig.step_ns = MS;
+            kv_rig_start_source(&rig);
+            kv_rig_start_sink(&rig);
+            for (int step = 0; step <= at; step++) {
+                do_step(&rig, step);
+                kv_rig_run_for(&rig, polls);
+            }
+            const kv_rig_end *end = kv_rig_end_of(&rig, 1);
+            const bt_kv_transfer name = kv_rig_name(1);
+            const bt_status status =
+                by_sink ? bt_kv_sink_cancel(rig.sink, name)
+                        : bt_kv_source_cancel(rig.source, name, BT_EABORTED, "worker drains");
+            if (status == BT_OK && at < STEPS - 1) {
+                rig.step_ns = 20 * (int64_t)MS;
+                expect_clean_end(&rig);
+                assert_int_equal(end->n_failed, 1);
+                assert_int_equal(end->status, by_sink ? BT_ECANCELLED : BT_EABORTED);
+                if (!by_sink) {
+                    assert_string_equal(end->text, "worker drains");
+                    assert_int_equal(end->outcome, BT_KV_OUTCOME_CANCELLED);
+                }
+            } else { /* it may have been done already */
+                rig.step_ns = 20 * (int64_t)MS;
+                expect_clean_end(&rig);
+            }
+            kv_rig_destroy(&rig);
+        }
+    }
+}
+
+static void a_cancel_by_the_sink_ends_every_state(void **state)
+{
+    cancels_in_every_state(*(const bt_kv_transport *)*state, true);
+}
+
+static void a_cancel_by_the_source_ends_every_state(void **state)
+{
+    cancels_in_every_state(*(const bt_kv_transport *)*state, false);
+}
+
+/* Returns how many bytes of frames the faulty side has sent. */
+static uint64_t run_with_fault(bt_kv_transport transport, bool at_sink, bt_kv_fault fault)
+{
+    kv_rig rig;
+    begin_case(&rig, transport);
+    if (at_sink) {
+        rig.sink_options.fault = &fault;
+    } else {
+        rig.source_options.fault = &fault;
+    }
+    kv_rig_start_source(&rig);
+    kv_rig_start_sink(&rig);
+    for (int step = 0; step < STEPS; step++) {
+        do_step(&rig, step);
+        if (step % 2 == 1) {
+            kv_rig_run_for(&rig, 1);
+        }
+    }
+    expect_clean_end(&rig);
+    if (fault.flip_at == 0 && fault.cut_at == 0) {
+        assert_int_equal(kv_rig_end_of(&rig, 1)->n_done, 1);
+    }
+    if (fault.flip_at != 0 && fault.flip_at <= fault.bytes) { /* seen, or it came too late */
+        const bool seen = bt_kv_sink_counters_get(rig.sink)->frames_rejected +
+                              bt_kv_source_counters_get(rig.source)->frames_rejected >
+                          0;
+        assert_true(seen || kv_rig_end_of(&rig, 1)->n_done == 1 ||
+                    kv_rig_end_of(&rig, 1)->n_failed == 1);
+    }
+    kv_rig_destroy(&rig);
+    return fault.bytes;
+}
+
+static void a_connection_that_breaks_anywhere_ends_both_sides(void **state)
+{
+    const bt_kv_transport transport = *(const bt_kv_transport *)*state;
+    for (int at_sink = 0; at_sink < 2; at_sink++) {
+        const uint64_t all = run_with_fault(transport, at_sink, (bt_kv_fault){0});
+        assert_true(all > 200);
+        for (uint64_t n = 1; n <= all; n += 29) {
+            (void)run_with_fault(transport, at_sink, (bt_kv_fault){.cut_at = n});
+        }
+    }
+}
+
+static void a_flipped_byte_anywhere_is_seen(void **state)
+{
+    const bt_kv_transport transport = *(const bt_kv_transport *)*state;
+    for (int at_sink = 0; at_sink < 2; at_sink++) {
+        const uint64_t all = run_with_fault(transport, at_sink, (bt_kv_fault){0});
+        for (uint64_t n = 1; n <= all; n += 23) {
+            (void)run_with_fault(transport, at_sink, (bt_kv_fault){.flip_at = n});
+        }
+    }
+}
+
+/* ---- with a rig from set-up ---- */
+
+static bool is_summed(kv_rig *rig, void *ctx)
+{
+    return bt_kv_source_counters_get(rig->source)->parts_summed == *(const uint64_t *)ctx;
+}
+
+/* Announced and checksummed, then one byte of the source's memory changes. */
+static void offer_with_corrupt_part(kv_rig *rig)
+{
+    kv_rig_offer(rig, 1, 2, BLOCKS);
+    kv_rig_announce_all(rig, 1, BLOCKS);
+    uint64_t n = BLOCKS * RIG_LAYERS;
+    assert_true(kv_rig_run(rig, is_summed, &n));
+    kv_rig_source_block(rig, 2, 3)[1500] ^= 1;
+    kv_rig_complete(rig, 1, "token", false);
+}
+
+static void a_part_that_stays_wrong_fails_the_transfer(void **state)
+{
+    kv_rig *rig = rig_of(state);
+    offer_with_corrupt_part(rig);
+    kv_rig_open(rig, 1);
+    kv_rig_pull(rig, 1, 2, BLOCKS, 0);
+    assert_true(kv_rig_run_done(rig, 1));
+    const kv_rig_end *end = kv_rig_end_of(rig, 1);
+    assert_int_equal(end->status, BT_ECORRUPT);
+    assert_int_equal(bt_kv_sink_counters_get(rig->sink)->rejected_corrupt, 9);
+    assert_int_equal(bt_kv_sink_counters_get(rig->sink)->parts_retried, 8);
+    assert_true(kv_rig_run_released(rig, 1));
+    assert_int_equal(end->outcome, BT_KV_OUTCOME_FAILED);
+}
+
+static void repair(kv_rig *rig, const bt_kv_trace *event)
+{
+    if (event->kind == BT_KV_TRACE_MOVED) {
+        rig->on_trace = NULL;
+        kv_rig_source_block(rig, 2, 3)[1500] ^= 1;
+    }
+}
+
+static void a_part_that_was_wrong_once_is_asked_for_again(void **state)
+{
+    kv_rig *rig = rig_of(state);
+    offer_with_corrupt_part(rig);
+    rig->on_trace = repair; /* after the first copy */
+    kv_rig_open(rig, 1);
+    kv_rig_pull(rig, 1, 2, BLOCKS, 0);
+    assert_true(kv_rig_run_done(rig, 1));
+    const kv_rig_end *end = kv_rig_end_of(rig, 1);
+    assert_int_equal(end->n_done, 1);
+    assert_int_equal(end->stats.parts_retried, 1);
+    kv_rig_expect_moved(rig, 2, BLOCKS, 0);
+    assert_true(kv_rig_run_released(rig, 1));
+}
+
+static void an_offer_that_nobody_links_expires(void **state)
+{
+    kv_rig *rig = rig_of(state);
+    kv_rig_offer(rig, 1, 0, 3);
+    kv_rig_advance(rig, 9900);
+    kv_rig_run_for(rig, 2);
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_released, 0);
+    kv_rig_advance(rig, 200);
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_released, 1);
+    assert_int_equal(kv_rig_end_of(rig, 1)->outcome, BT_KV_OUTCOME_EXPIRED);
+    /* A pull that comes too late is told so at once. */
+    kv_rig_open(rig, 1);
+    assert_true(kv_rig_run_done(rig, 1));
+    assert_int_equal(kv_rig_end_of(rig, 1)->status, BT_EDEADLINE);
+    assert_non_null(strstr(kv_rig_end_of(rig, 1)->text, "before the lease was over"));
+}
+
+static void a_queued_pull_keeps_the_lease_alive(void **state)
+{
+    kv_rig *rig = rig_of(state);
+    kv_rig_offer(rig, 1, 0, 3);
+    const int64_t deadline_ns = rig->now_ns + 100000 * (int64_t)MS;
+    assert_int_equal(bt_kv_sink_open(rig->sink, kv_rig_name(1), &rig->peer, deadline_ns, NULL),
+                     BT_OK);
+    rig->opened[1] = true;
+    kv_rig_run_for(rig, 5);
+    rig->step_ns = 400 * (int64_t)MS; /* 40 s: four leases */
+    kv_rig_run_for(rig, 100);
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_released, 0);
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_failed, 0);
+    kv_rig_announce_all(rig, 1, 3);
+    kv_rig_complete(rig, 1, "", false);
+    kv_rig_pull(rig, 1, 0, 3, 0);
+    assert_true(kv_rig_run_done(rig, 1));
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_done, 1);
+    assert_true(kv_rig_run_released(rig, 1));
+}
+
+static void deadlines_strike_on_each_side_alone(void **state)
+{
+    kv_rig *rig = rig_of(state);
+    kv_rig_open(rig, 1); /* 2 s; never offered */
+    kv_rig_run_for(rig, 5);
+    kv_rig_advance(rig, 1900);
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_failed, 0);
+    kv_rig_advance(rig, 200);
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_failed, 1);
+    assert_int_equal(kv_rig_end_of(rig, 1)->status, BT_EDEADLINE);
+    assert_non_null(strstr(kv_rig_end_of(rig, 1)->text, "before the source offered"));
+
+    const bt_block_id ids[] = {1, 2};
+    const bt_kv_offer offer = {.transfer = kv_rig_name(2),
+                               .block_ids = ids,
+                               .n_blocks = 2,
+                               .n_tokens = 20,
+                               .deadline_ns = rig->now_ns + 500 * (int64_t)MS};
+    assert_int_equal(bt_kv_source_offer(rig->source, &offer, NULL), BT_OK);
+    rig->offered[2] = true;
+    kv_rig_open(rig, 2);
+    kv_rig_run_for(rig, 5);
+    kv_rig_advance(rig, 600);
+    assert_true(kv_rig_run_done(rig, 2));
+    assert_int_equal(kv_rig_end_of(rig, 2)->status, BT_EDEADLINE);
+    assert_true(kv_rig_run_released(rig, 2));
+    assert_int_equal(kv_rig_end_of(rig, 2)->outcome, BT_KV_OUTCOME_EXPIRED);
+}
+
+static void a_source_that_goes_down_fails_its_pulls_at_once(void **state)
+{
+    kv_rig *rig = rig_of(state);
+    kv_rig_offer(rig, 1, 0, 3);
+    kv_rig_open(rig, 1);
+    kv_rig_pull(rig, 1, 0, 3, 0);
+    kv_rig_run_for(rig, 5);
+    const bt_kv_peer old = rig->peer;
+    kv_rig_stop_source(rig);
+    assert_true(kv_rig_run_done(rig, 1));
+    assert_int_equal(kv_rig_end_of(rig, 1)->status, BT_EPEER);
+
+    /* Back at the same address: the old incarnation is refused, the new one serves. */
+    char tcp[BT_KV_ADDRESS_BYTES];
+    memcpy(tcp, old.tcp, sizeof tcp);
+    rig->source_options.incarnation = 12;
+    rig->source_options.tcp_address = tcp[0] != '\0' ? tcp : NULL;
+    kv_rig_start_source(rig);
+    const bt_kv_peer fresh = rig->peer;
+    rig->peer = old;
+    kv_rig_open(rig, 2);
+    assert_true(kv_rig_run_done(rig, 2));
+    const bt_status status = kv_rig_end_of(rig, 2)->status;
+    assert_int_equal(status, rig->transport == BT_KV_TRANSPORT_LOOPBACK ? BT_EPEER : BT_EMISMATCH);
+    rig->peer = fresh;
+    kv_rig_offer(rig, 3, 0, 3);
+    kv_rig_announce_all(rig, 3, 3);
+    kv_rig_complete(rig, 3, "", false);
+    kv_rig_open(rig, 3);
+    kv_rig_pull(rig, 3, 0, 3, 0);
+    assert_true(kv_rig_run_done(rig, 3));
+    kv_rig_expect_moved(rig, 0, 3, 0);
+    assert_true(kv_rig_run_released(rig, 3));
+}
+
+static void a_sink_that_goes_down_releases_its_blocks(void **state)
+{
+    kv_rig *rig = rig_of(state);
+    kv_rig_offer(rig, 1, 0, 3);
+    kv_rig_announce_all(rig, 1, 3);
+    kv_rig_open(rig, 1);
+    kv_rig_run_for(rig, 5);
+    kv_rig_stop_sink(rig);
+    assert_true(kv_rig_run_released(rig, 1));
+    assert_int_equal(kv_rig_end_of(rig, 1)->outcome, BT_KV_OUTCOME_FAILED);
+    assert_int_equal(bt_kv_source_counters_get(rig->source)->peers_lost, 1);
+}
+
+/* A cancelled pull's data is under way while its blocks go to the next one. */
+static void late_data_never_reaches_blocks_that_were_given_on(void **state)
+{
+    kv_rig *rig = rig_of(state);
+    const size_t bytes = rig->sink_options.terms.layout.block_bytes;
+    for (uint32_t i = 0; i < 20; i++) {
+        kv_rig_offer(rig, 2 * i, 0, 40);
+        kv_rig_announce_all(rig, 2 * i, 40);
+        kv_rig_open(rig, 2 * i);
+        kv_rig_pull(rig, 2 * i, 0, 40, 0);
+        kv_rig_run_for(rig, 1 + (int)i % 3);
+        (void)bt_kv_sink_cancel(rig->sink, kv_rig_name(2 * i));
+        /* the same blocks, other contents */
+        kv_rig_offer(rig, 2 * i + 1, 7, 40);
+        kv_rig_announce_all(rig, 2 * i + 1, 40);
+        kv_rig_complete(rig, 2 * i + 1, "", false);
+        kv_rig_open(rig, 2 * i + 1);
+        bt_block_id ids[40];
+        for (uint32_t b = 0; b < 40; b++) {
+            ids[b] = RIG_BLOCKS - 1 - b;
+        }
+        assert_int_equal(bt_kv_sink_pull(rig->sink, kv_rig_name(2 * i + 1), ids, 40, 0, NULL),
+                         BT_OK);
+        assert_true(kv_rig_run_done(rig, 2 * i + 1));
+        assert_int_equal(kv_rig_end_of(rig, 2 * i + 1)->n_done, 1);
+        for (uint32_t b = 0; b < 40; b++) {
+            assert_memory_equal(kv_rig_sink_block(rig, 0, b), kv_rig_source_block(rig, 7, b),
+                                bytes);
+        }
+        assert_true(kv_rig_run_done(rig, 2 * i));
+        assert_true(kv_rig_run_released(rig, 2 * i));
+        assert_true(kv_rig_run_released(rig, 2 * i + 1));
+    }
+}
+
+static const bt_kv_transport SHM = BT_KV_TRANSPORT_SHM;
+static const bt_kv_transport TCP = BT_KV_TRANSPORT_TCP;
+static const bt_kv_transport LOOPBACK = BT_KV_TRANSPORT_LOOPBACK;
+
+static int set_up(void **state, bt_kv_transport transport)
+{
+    kv_rig *rig = malloc(sizeof *rig);
+    assert_non_null(rig);
+    kv_rig_setup(rig, transport);
+    *state = rig;
+    return 0;
+}
+
+static int set_up_shm(void **state)
+{
+    return set_up(state, SHM);
+}
+
+static int set_up_tcp(void **state)
+{
+    return set_up(state, TCP);
+}
+
+static int set_up_loopback(void **state)
+{
+    return set_up(state, LOOPBACK);
+}
+
+static int tear_down(void **state)
+{
+    kv_rig_destroy(*state);
+    free(*state);
+    return 0;
+}
+
+#define ON_ALL(test)                                                                               \
+    {#test "/shm", test, set_up_shm, tear_down, NULL},                                             \
+        {#test "/tcp", test, set_up_tcp, tear_down, NULL},                                         \
+    {                                                                                              \
+#test "/loopback", test, set_up_loopback, tear_down, NULL                                  \
+    }
+
+#define CASES_ON_ALL(test)                                                                         \
+    {#test "/shm", test, NULL, NULL, (void *)(uintptr_t)&SHM},                                     \
+        {#test "/tcp", test, NULL, NULL, (void *)(uintptr_t)&TCP},                                 \
+    {                                                                                              \
+#test "/loopback", test, NULL, NULL, (void *)(uintptr_t)&LOOPBACK                          \
+    }
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASES_ON_ALL(a_cancel_by_the_sink_ends_every_state),
+        CASES_ON_ALL(a_cancel_by_the_source_ends_every_state),
+        CASES_ON_ALL(a_connection_that_breaks_anywhere_ends_both_sides),
+        CASES_ON_ALL(a_flipped_byte_anywhere_is_seen),
+        ON_ALL(a_part_that_stays_wrong_fails_the_transfer),
+        ON_ALL(a_part_that_was_wrong_once_is_asked_for_again),
+        ON_ALL(an_offer_that_nobody_links_expires),
+        ON_ALL(a_queued_pull_keeps_the_lease_alive),
+        ON_ALL(deadlines_strike_on_each_side_alone),
+        ON_ALL(a_source_that_goes_down_fails_its_pulls_at_once),
+        ON_ALL(a_sink_that_goes_down_releases_its_blocks),
+        ON_ALL(late_data_never_reaches_blocks_that_were_given_on),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
