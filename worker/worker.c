@@ -99,24 +99,9 @@ static void on_cancel(bt_request_id id, uint32_t attempt, void *ctx)
     }
 }
 
-static void on_router_up(uint32_t router, void *ctx)
-{
-    bt_worker *worker = ctx;
-    bt_log(BT_INFO, "router attached: worker=%s router=%" PRIu32, worker->name, router);
-}
-
-static void on_router_down(uint32_t router, const char *reason, void *ctx)
-{
-    bt_worker *worker = ctx;
-    bt_log(BT_WARN, "router lost: worker=%s router=%" PRIu32 " why=\"%s\"", worker->name, router,
-           reason);
-}
-
 const bt_link_worker_callbacks bt_worker_link_callbacks = {
     .on_run = on_run,
     .on_cancel = on_cancel,
-    .on_router_up = on_router_up,
-    .on_router_down = on_router_down,
 };
 
 /* -------------------------------------------------------------------- from the engine ---- */

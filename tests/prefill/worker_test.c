@@ -21,13 +21,6 @@ static bt_rig *alone(const bt_rig_options *options)
     return bt_rig_create(&o);
 }
 
-static bool attached(void *ctx)
-{
-    bt_worker_health health;
-    bt_prefill_worker_get_health(bt_rig_prefill(ctx), &health);
-    return health.runs_open == 0 && health.routers_up == 1 && bt_rig_attached(ctx, BT_RIG_PREFILL);
-}
-
 static void hello_says_what_it_is(void **state)
 {
     (void)state;
@@ -41,7 +34,7 @@ static void hello_says_what_it_is(void **state)
     assert_int_equal(hello->pool_blocks, 256);
     assert_string_equal(hello->kernels, "reference");
     assert_int_equal(hello->context_tokens, bt_tiny_model_odd.context);
-    bt_rig_wait(rig, attached, rig);
+    bt_rig_wait_attached(rig, BT_RIG_PREFILL);
     bt_worker_health health;
     bt_prefill_worker_get_health(bt_rig_prefill(rig), &health);
     assert_true(health.ready);
@@ -192,7 +185,7 @@ static void lost_router_frees_what_was_bound_to_it(void **state)
     bt_rig_send(rig, BT_RIG_PREFILL, BT_LINK_MODE_PREFILL, &r);
     bt_rig_wait_tokens(rig, &r, 1);
     bt_rig_drop_router(rig, BT_RIG_PREFILL);
-    bt_rig_wait(rig, attached, rig);
+    bt_rig_wait_attached(rig, BT_RIG_PREFILL);
     assert_false(r.finished[BT_RIG_PREFILL]); /* went nowhere */
     /* the snapshot told the new session what is cached */
     bt_rig_wait(rig, blocks_told, rig);

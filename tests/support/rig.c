@@ -543,6 +543,30 @@ bool bt_rig_attached(const bt_rig *rig, bt_rig_worker which)
     return rig->halves[which].peer != NULL;
 }
 
+static bool has_no_run_open(void *ctx)
+{
+    const half *h = ctx;
+    bt_worker_health health;
+    if (h == &h->rig->halves[BT_RIG_PREFILL]) {
+        bt_prefill_worker_get_health(h->rig->prefill, &health);
+    } else {
+        bt_decode_worker_get_health(h->rig->decode, &health);
+    }
+    return h->peer != NULL && health.routers_up == 1 && health.runs_open == 0;
+}
+
+void bt_rig_wait_attached(bt_rig *rig, bt_rig_worker which)
+{
+    bt_rig_wait(rig, has_no_run_open, &rig->halves[which]);
+}
+
+void bt_rig_set_kv_address(bt_rig *rig, const char *tcp)
+{
+    bt_link_kv_peer *kv = &rig->halves[BT_RIG_PREFILL].hello.kv;
+    kv->incarnation = 1;
+    snprintf(kv->kv_tcp, sizeof kv->kv_tcp, "%s", tcp);
+}
+
 const bt_link_load *bt_rig_load(const bt_rig *rig, bt_rig_worker which)
 {
     return &rig->halves[which].load;

@@ -106,6 +106,12 @@ void bt_rig_drop_router(bt_rig *rig, bt_rig_worker which);
 
 bool bt_rig_attached(const bt_rig *rig, bt_rig_worker which);
 
+/* Until a worker whose router was dropped is back, with no run open. */
+void bt_rig_wait_attached(bt_rig *rig, bt_rig_worker which);
+
+/* Pretends that a prefill worker is attached which serves KV at this tcp address. */
+void bt_rig_set_kv_address(bt_rig *rig, const char *tcp);
+
 /* The worker's newest load report, and blocks it says it holds. */
 const bt_link_load *bt_rig_load(const bt_rig *rig, bt_rig_worker which);
 uint32_t bt_rig_blocks_known(const bt_rig *rig, bt_rig_worker which);
