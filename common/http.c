@@ -311,6 +311,7 @@ bt_status bt_http_server_start(bt_http_server *server, bt_error *err)
         MHD_OPTION_PER_IP_CONNECTION_LIMIT, o->connections_per_ip_max,
         MHD_OPTION_CONNECTION_TIMEOUT, o->timeout_s,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, o->head_bytes_max,
+        MHD_OPTION_STRICT_FOR_CLIENT, 1,
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
         MHD_OPTION_END);
     /* clang-format on */
