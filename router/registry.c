@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A fixed table of slots; searching it is a scan, since it is short and asked rarely. A
+ * worker's `numerics` is the lowest slot of those with the same numerics id when it attached,
+ * or of its own: equal ids have equal numbers as long as one of them is attached. */
+#include "router/registry.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.h"
+
+struct bt_router_registry {
+    uint64_t n_sessions;
+    uint32_t n_workers;
+    bt_router_worker workers[BT_ROUTER_WORKERS_MAX];
+};
+
+bt_status bt_router_registry_create(bt_router_registry **out)
+{
+    bt_router_registry *registry = calloc(1, sizeof *registry);
+    if (registry == NULL) {
+        return BT_ENOMEM;
+    }
+    for (uint32_t i = 0; i < BT_ROUTER_WORKERS_MAX; i++) {
+        registry->workers[i].slot = i;
+    }
+    *out = registry;
+    return BT_OK;
+}
+
+void bt_router_registry_destroy(bt_router_registry *registry)
+{
+    free(registry);
+}
+
+static bool is_free(const bt_router_worker *worker)
+{
+    return worker->session == 0;
+}
+
+static bool same_numerics(const bt_link_hello *a, const bt_link_hello *b)
+{
+    return memcmp(a->numerics_id, b->numerics_id, BT_LINK_ID_BYTES) == 0;
+}
+
+/* A number that no worker of another numerics id has. */
+static uint32_t numerics_of(const bt_router_registry *registry, const bt_link_hello *hello)
+{
+    bool taken[BT_ROUTER_WORKERS_MAX] = {false};
+    for (uint32_t i = 0; i < BT_ROUTER_WORKERS_MAX; i++) {
+        const bt_router_worker *other = &registry->workers[i];
+        if (is_free(other)) {
+            continue;
+        }
+        if (same_numerics(&other->hello, hello)) {
+            return other->numerics;
+        }
+        taken[other->numerics] = true;
+    }
+    uint32_t number = 0;
+    while (taken[number]) {
+        number++;
+    }
+    return number;
+}
+
+bt_status bt_router_registry_add(bt_router_registry *registry, bt_link_peer *peer,
+                                 const bt_link_hello *hello, uint32_t model_idx, int64_t now_ns,
+                                 bt_router_worker **out, bt_error *err)
+{
+    if (hello->block_tokens != BT_BLOCK_HASH_TOKENS) {
+        return bt_error_set(err, BT_EMISMATCH,
+                            "worker '%s' has blocks of %u tokens, this router knows only %d",
+                            hello->kv.name, hello->block_tokens, (int)BT_BLOCK_HASH_TOKENS);
+    }
+    if (registry->n_workers == BT_ROUTER_WORKERS_MAX) {
+        return bt_error_set(err, BT_EEXHAUSTED,
+                            "worker '%s' is refused: %d workers are attached, that is the most",
+                            hello->kv.name, (int)BT_ROUTER_WORKERS_MAX);
+    }
+    uint32_t slot = 0;
+    while (!is_free(&registry->workers[slot])) {
+        slot++;
+    }
+    const uint32_t numerics = numerics_of(registry, hello);
+    registry->workers[slot] = (bt_router_worker){
+        .slot = slot,
+        .session = ++registry->n_sessions,
+        .peer = peer,
+        .hello = *hello,
+        .model_idx = model_idx,
+        .numerics = numerics,
+        .attached_ns = now_ns,
+        .report_ns = now_ns,
+    };
+    registry->n_workers++;
+    *out = &registry->workers[slot];
+    return BT_OK;
+}
+
+void bt_router_registry_remove(bt_router_registry *registry, bt_router_worker *worker)
+{
+    BT_ASSERT(!is_free(worker));
+    BT_ASSERT(worker->n_requests == 0);
+    BT_ASSERT(registry->n_workers > 0);
+    registry->n_workers--;
+    *worker = (bt_router_worker){.slot = worker->slot};
+}
+
+void bt_router_registry_report(bt_router_worker *worker, const bt_link_load *load, int64_t now_ns)
+{
+    worker->load = *load;
+    worker->has_load = true;
+    worker->report_ns = now_ns;
+}
+
+void bt_router_registry_bind(bt_router_worker *worker, uint64_t prefill_tokens,
+                             uint64_t live_tokens)
+{
+    worker->n_requests++;
+    worker->prefill_tokens += prefill_tokens;
+    worker->live_tokens += live_tokens;
+}
+
+void bt_router_registry_unbind(bt_router_worker *worker, uint64_t prefill_tokens,
+                               uint64_t live_tokens)
+{
+    BT_ASSERT(worker->n_requests > 0);
+    BT_ASSERT(worker->prefill_tokens >= prefill_tokens);
+    BT_ASSERT(worker->live_tokens >= live_tokens);
+    worker->n_requests--;
+    worker->prefill_tokens -= prefill_tokens;
+    worker->live_tokens -= live_tokens;
+}
+
+bt_router_worker *bt_router_registry_at(const bt_router_registry *registry, uint32_t slot)
+{
+    BT_ASSERT(slot < BT_ROUTER_WORKERS_MAX);
+    const bt_router_worker *worker = &registry->workers[slot];
+    return is_free(worker) ? NULL : (bt_router_worker *)worker;
+}
+
+bt_router_worker *bt_router_registry_find(const bt_router_registry *registry, const char *name)
+{
+    for (uint32_t i = 0; i < BT_ROUTER_WORKERS_MAX; i++) {
+        bt_router_worker *worker = bt_router_registry_at(registry, i);
+        if (worker != NULL && strcmp(worker->hello.kv.name, name) == 0) {
+            return worker;
+        }
+    }
+    return NULL;
+}
+
+uint32_t bt_router_registry_count(const bt_router_registry *registry)
+{
+    return registry->n_workers;
+}
+
+bool bt_router_worker_is_alive(const bt_router_worker *worker, int64_t now_ns, int64_t silence_ns)
+{
+    return !is_free(worker) && now_ns - worker->report_ns <= silence_ns && !worker->load.draining;
+}
+
+static bt_router_worker_role role_of(const bt_link_hello *hello)
+{
+    switch (hello->role) {
+    case BT_LINK_ROLE_PREFILL:
+        return BT_ROUTER_WORKER_ROLE_PREFILL;
+    case BT_LINK_ROLE_DECODE:
+        return BT_ROUTER_WORKER_ROLE_DECODE;
+    case BT_LINK_ROLE_BOTH:
+    default:
+        return BT_ROUTER_WORKER_ROLE_BOTH;
+    }
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static bt_router_worker_view view_of(const bt_router_worker *worker,
+                                     const bt_router_view_options *options)
+{
+    const bt_link_hello *hello = &worker->hello;
+    const bt_link_load *load = &worker->load;
+    const uint64_t reported = (uint64_t)load->requests_running + load->requests_waiting;
+    const uint64_t n_requests = max_u64(worker->n_requests, reported);
+    const uint32_t n_free = load->blocks_free + load->blocks_cached;
+    const uint32_t n_live =
+        worker->has_load && n_free < hello->pool_blocks ? hello->pool_blocks - n_free : 0;
+    const bool has_room =
+        !options->need_room || hello->requests_max == 0 || n_requests < hello->requests_max;
+    return (bt_router_worker_view){
+        .role = role_of(hello),
+        .ready = has_room &&
+                 bt_router_worker_is_alive(worker, options->now_ns, options->silence_ns),
+        .numerics = worker->numerics,
+        .context_tokens = hello->context_tokens,
+        .queued_prefill_tokens = max_u64(worker->prefill_tokens, load->waiting_tokens),
+        .live_tokens = max_u64(worker->live_tokens, (uint64_t)n_live * hello->block_tokens),
+        .n_requests = n_requests > UINT32_MAX ? UINT32_MAX : (uint32_t)n_requests,
+        .n_blocks = hello->pool_blocks,
+        .n_free_blocks = worker->has_load ? n_free : hello->pool_blocks,
+    };
+}
+
+size_t bt_router_registry_view(const bt_router_registry *registry,
+                               const bt_router_view_options *options,
+                               bt_router_worker_view views[BT_ROUTER_WORKERS_MAX],
+                               uint32_t slots[BT_ROUTER_WORKERS_MAX])
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < BT_ROUTER_WORKERS_MAX; i++) {
+        const bt_router_worker *worker = &registry->workers[i];
+        if (!is_free(worker) && worker->model_idx == options->model_idx) {
+            views[n] = view_of(worker, options);
+            slots[n] = i;
+            n++;
+        }
+    }
+    return n;
+}
+
+size_t bt_router_registry_numerics_ids(const bt_router_registry *registry, uint32_t model_idx,
+                                       size_t n_max, uint8_t (*ids)[BT_LINK_ID_BYTES])
+{
+    bool seen[BT_ROUTER_WORKERS_MAX] = {false};
+    size_t n = 0;
+    for (uint32_t i = 0; i < BT_ROUTER_WORKERS_MAX && n < n_max; i++) {
+        const bt_router_worker *worker = &registry->workers[i];
+        if (is_free(worker) || worker->model_idx != model_idx || seen[worker->numerics]) {
+            continue;
+        }
+        seen[worker->numerics] = true;
+        memcpy(ids[n++], worker->hello.numerics_id, BT_LINK_ID_BYTES);
+    }
+    return n;
+}
