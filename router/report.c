@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is said about a request once it is over: its summary for the client, one log line with
+ * its timeline, and the metrics. Counters and gauges are made at create, so nothing here
+ * allocates. Times come from the router's clock, but for what only a worker can know (its own
+ * queue, prefill and transfer), which its report brings. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.h"
+#include "common/clock.h"
+#include "common/log.h"
+#include "router/router_int.h"
+
+typedef enum end_kind {
+    END_STOP,
+    END_LENGTH,
+    END_INVALID,
+    END_EXHAUSTED,
+    END_DEADLINE,
+    END_CANCELLED,
+    END_SLOW_CLIENT,
+    END_UNAVAILABLE,
+    END_ERROR,
+    N_ENDS,
+} end_kind;
+
+static const char *const end_names[N_ENDS] = {
+    "stop",      "length",      "invalid",     "exhausted", "deadline",
+    "cancelled", "slow_client", "unavailable", "error",
+};
+
+struct bt_router_meters {
+    bt_counter *ends[N_ENDS];
+    bt_counter *retries;
+    bt_counter *prompt_tokens;
+    bt_counter *cached_tokens;
+    bt_counter *generated_tokens;
+    bt_counter *blocks_moved;
+    bt_counter *bytes_moved;
+    bt_histogram *ttft;
+    bt_histogram *tpot;
+    bt_histogram *total;
+    bt_histogram *queue;
+    bt_histogram *prefill;
+    bt_histogram *transfer;
+    bt_gauge *queued;
+    bt_gauge *running;
+    bt_gauge *workers;
+    bt_gauge *prefix_entries;
+};
+
+static bt_histogram *latency(bt_metrics *m, const char *name, const char *help)
+{
+    return bt_metrics_histogram(m, name, help, bt_metric_bounds_latency, BT_NO_LABELS);
+}
+
+bt_status bt_router_meters_create(bt_metrics *m, bt_router_meters **out)
+{
+    bt_router_meters *meters = calloc(1, sizeof *meters);
+    if (meters == NULL) {
+        return BT_ENOMEM;
+    }
+    for (int i = 0; i < N_ENDS; i++) {
+        meters->ends[i] = bt_metrics_counter(m, "baton_router_requests_total",
+                                             "Requests that ended, by how.",
+                                             BT_LABELS({"end", end_names[i]}));
+    }
+    meters->retries = bt_metrics_counter(m, "baton_router_retries_total",
+                                         "Placements after a failed one.", BT_NO_LABELS);
+    meters->prompt_tokens = bt_metrics_counter(m, "baton_router_prompt_tokens_total",
+                                               "Prompt tokens of requests.", BT_NO_LABELS);
+    meters->cached_tokens =
+        bt_metrics_counter(m, "baton_router_cached_tokens_total",
+                           "Prompt tokens found in a prefix cache.", BT_NO_LABELS);
+    meters->generated_tokens = bt_metrics_counter(m, "baton_router_generated_tokens_total",
+                                                  "Tokens generated.", BT_NO_LABELS);
+    meters->blocks_moved =
+        bt_metrics_counter(m, "baton_router_kv_blocks_moved_total",
+                           "KV blocks moved between workers.", BT_NO_LABELS);
+    meters->bytes_moved = bt_metrics_counter(m, "baton_router_kv_bytes_moved_total",
+                                             "KV bytes moved between workers.", BT_NO_LABELS);
+    meters->ttft = latency(m, "baton_router_ttft_seconds", "Time to the first token.");
+    meters->tpot = latency(m, "baton_router_tpot_seconds",
+                           "Mean time per token after the first, of one request.");
+    meters->total = latency(m, "baton_router_request_seconds", "Whole time of a request.");
+    meters->queue = latency(m, "baton_router_queue_seconds", "Time until prefill began.");
+    meters->prefill = latency(m, "baton_router_prefill_seconds", "Time of computing the prompt.");
+    meters->transfer = latency(m, "baton_router_transfer_seconds",
+                               "Time from the prompt's end until decode held its KV.");
+    meters->queued = bt_metrics_gauge(m, "baton_router_requests_queued",
+                                      "Requests that wait for workers.", BT_NO_LABELS);
+    meters->running = bt_metrics_gauge(m, "baton_router_requests_running",
+                                       "Requests that live, queued ones apart.", BT_NO_LABELS);
+    meters->workers = bt_metrics_gauge(m, "baton_router_workers", "Workers that are attached.",
+                                       BT_NO_LABELS);
+    meters->prefix_entries =
+        bt_metrics_gauge(m, "baton_router_prefix_map_entries",
+                         "KV blocks known to the prefix map.", BT_NO_LABELS);
+    *out = meters;
+    return BT_OK;
+}
+
+void bt_router_meters_destroy(bt_router_meters *meters)
+{
+    free(meters);
+}
+
+static end_kind end_of(bt_status status, bt_finish_reason reason)
+{
+    switch (status) {
+    case BT_OK:
+        return reason == BT_FINISH_LENGTH ? END_LENGTH : END_STOP;
+    case BT_EINVAL:
+    case BT_ERANGE:
+    case BT_EUNSUPPORTED:
+    case BT_ENOTFOUND:
+        return END_INVALID;
+    case BT_EEXHAUSTED:
+        return END_EXHAUSTED;
+    case BT_EDEADLINE:
+        return END_DEADLINE;
+    case BT_ECANCELLED:
+        return END_CANCELLED;
+    case BT_EABORTED:
+        return END_SLOW_CLIENT;
+    case BT_EPEER:
+        return END_UNAVAILABLE;
+    default:
+        return END_ERROR;
+    }
+}
+
+static double ms_between(int64_t from_ns, int64_t to_ns)
+{
+    return from_ns == 0 || to_ns <= from_ns ? 0 : (double)(to_ns - from_ns) / 1e6;
+}
+
+static double ms_of(uint64_t ns)
+{
+    return (double)ns / 1e6;
+}
+
+/* The leg that computed the prompt, and the one that decoded. */
+static void fill_route(const bt_router_request *request, bt_router_summary *s)
+{
+    const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
+    const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
+    const bt_router_leg *prefill = p->used ? p : d;
+    const bt_router_leg *decode = d->used ? d : p;
+    memcpy(s->prefill_worker, prefill->name, sizeof s->prefill_worker);
+    memcpy(s->decode_worker, decode->name, sizeof s->decode_worker);
+    if (prefill->has_report) {
+        s->cached_tokens = prefill->report.cached_tokens;
+        s->queue_ms += ms_of(prefill->report.queue_ns);
+        s->prefill_ms = ms_of(prefill->report.prefill_ns);
+        s->blocks_total = prefill->report.blocks_total;
+        s->preemptions = prefill->report.preemptions;
+    }
+    if (p->used && d->used && d->has_report) {
+        s->transfer_ms = ms_of(d->report.transfer_ns);
+        s->blocks_total = d->report.blocks_total;
+        s->blocks_moved = d->report.blocks_moved;
+        s->blocks_skipped = d->report.blocks_skipped;
+        s->bytes_moved = d->report.bytes_moved;
+        s->preemptions += d->report.preemptions;
+        memcpy(s->transport, d->report.transport, sizeof s->transport);
+    }
+}
+
+static void fill_summary(bt_router_request *request)
+{
+    bt_router_summary *s = &request->summary;
+    const int64_t now_ns = bt_clock_now_ns();
+    uint32_t n_output = 0;
+    (void)bt_router_reply_tokens(request->reply, &n_output);
+    s->prompt_tokens = request->n_prompt;
+    s->generated_tokens = n_output;
+    s->attempts = request->attempt;
+    s->queue_ms = ms_between(request->received_ns,
+                             request->placed_ns == 0 ? now_ns : request->placed_ns);
+    s->ttft_ms = ms_between(request->received_ns, request->first_token_ns);
+    s->tpot_ms = n_output < 2 ? 0
+                              : ms_between(request->first_token_ns, request->last_token_ns) /
+                                    (double)(n_output - 1);
+    s->total_ms = ms_between(request->received_ns, now_ns);
+    if (request->attempt > 0) {
+        fill_route(request, s);
+    }
+}
+
+static void count_end(const bt_router_request *request, end_kind end)
+{
+    bt_router *router = request->router;
+    bt_router_counts *counts = &router->counts;
+    const bt_router_meters *meters = router->meters;
+    const bt_router_summary *s = &request->summary;
+    counts->prompt_tokens += s->prompt_tokens;
+    counts->generated_tokens += s->generated_tokens;
+    counts->n_refused += end == END_EXHAUSTED;
+    counts->n_cancelled += end == END_CANCELLED;
+    counts->n_failed +=
+        end == END_UNAVAILABLE || end == END_ERROR || end == END_DEADLINE || end == END_SLOW_CLIENT;
+    bt_counter_add(meters->ends[end], 1);
+    bt_counter_add(meters->prompt_tokens, s->prompt_tokens);
+    bt_counter_add(meters->cached_tokens, s->cached_tokens);
+    bt_counter_add(meters->generated_tokens, s->generated_tokens);
+    bt_counter_add(meters->blocks_moved, s->blocks_moved);
+    bt_counter_add(meters->bytes_moved, s->bytes_moved);
+    if (request->status != BT_OK) {
+        return;
+    }
+    bt_histogram_observe(meters->total, s->total_ms / 1e3);
+    bt_histogram_observe(meters->queue, s->queue_ms / 1e3);
+    if (s->generated_tokens > 0) {
+        bt_histogram_observe(meters->ttft, s->ttft_ms / 1e3);
+        bt_histogram_observe(meters->prefill, s->prefill_ms / 1e3);
+    }
+    if (s->generated_tokens > 1) {
+        bt_histogram_observe(meters->tpot, s->tpot_ms / 1e3);
+    }
+    if (s->blocks_moved > 0) {
+        bt_histogram_observe(meters->transfer, s->transfer_ms / 1e3);
+    }
+}
+
+void bt_router_report_end(bt_router_request *request)
+{
+    fill_summary(request);
+    const bt_router_summary *s = &request->summary;
+    const end_kind end = end_of(request->status, s->reason);
+    count_end(request, end);
+    bt_log(BT_INFO,
+           "request done: req=%s end=%s model=%s prompt_tokens=%" PRIu32 " cached_tokens=%" PRIu32
+           " generated_tokens=%" PRIu32 " queue_ms=%.1f prefill_ms=%.1f transfer_ms=%.1f"
+           " ttft_ms=%.1f tpot_ms=%.2f total_ms=%.1f prefill_worker=%s decode_worker=%s"
+           " attempts=%" PRIu32 " blocks_moved=%" PRIu32 " bytes_moved=%" PRIu64
+           " preemptions=%" PRIu32 "%s%s%s",
+           request->label, end_names[end],
+           bt_router_models_at(request->router->models, request->model_idx)->name,
+           s->prompt_tokens, s->cached_tokens, s->generated_tokens, s->queue_ms, s->prefill_ms,
+           s->transfer_ms, s->ttft_ms, s->tpot_ms, s->total_ms,
+           s->prefill_worker[0] != '\0' ? s->prefill_worker : "-",
+           s->decode_worker[0] != '\0' ? s->decode_worker : "-", s->attempts, s->blocks_moved,
+           s->bytes_moved, s->preemptions, request->status != BT_OK ? " why=\"" : "",
+           request->status != BT_OK ? request->error.text : "",
+           request->status != BT_OK ? "\"" : "");
+}
+
+void bt_router_report_refusal(bt_router *router, bt_status status)
+{
+    router->counts.n_total++;
+    router->counts.n_refused++;
+    bt_counter_add(router->meters->ends[end_of(status, BT_FINISH_ERROR)], 1);
+}
+
+void bt_router_report_retry(bt_router *router)
+{
+    router->counts.n_retries++;
+    bt_counter_add(router->meters->retries, 1);
+}
+
+void bt_router_report_tick(bt_router *router)
+{
+    const bt_router_meters *meters = router->meters;
+    const bt_router_counts *counts = &router->counts;
+    bt_gauge_set(meters->queued, counts->n_queued);
+    bt_gauge_set(meters->running, (double)(counts->n_live - counts->n_queued));
+    bt_gauge_set(meters->workers, bt_router_registry_count(router->registry));
+    bt_gauge_set(meters->prefix_entries,
+                 (double)bt_router_prefix_map_get_stats(router->prefix_map).n_entries);
+}

@@ -1,0 +1,742 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The life of a request:
+ *
+ *   submit()                 computed()             place()
+ *      |      TOKENIZING --------------> QUEUED ----------------> PREFILLING
+ *      |          |                        ^                        |  |  first token
+ *      |          |                        |  retry: a worker       |  | on_tokens()
+ *      |          |                        +--failed before its-----+  v
+ *      |          |                           first token         DECODING
+ *      |          |                                                 |  last token, or a stop
+ *      |          |  fail(): bad input, deadline, no                v  string: complete()
+ *      |          |  worker in time, retries used up,            ENDING
+ *      |          |  decode worker gone, slow client                |  all reports are in, or
+ *      |          v                                                 v  BT_ROUTER_REPORT_WAIT_MS
+ *      +---------------------------------------------------------> DONE --> release() --> FREE
+ *
+ *   abandon() goes from anywhere to FREE, and cancels what runs.
+ *
+ * Invariants:
+ *   1. exactly one of the ends is reported for each request that submit() took;
+ *   2. legs are open in PREFILLING, DECODING and ENDING alone;
+ *   3. a request is in the queue's list in QUEUED alone;
+ *   4. the prompt is not touched while job_running; a slot is not reused before the job is back;
+ *   5. notify() comes last: the front may release the request inside.
+ * A resume in the middle of a stream is a retry too: place() sends prompt and tokens so far, and
+ * the reply merges by index. Who decides when a retry is allowed is placement.c.
+ *
+ * One timer for each slot serves deadline, longest wait in the queue and longest wait for
+ * reports: at each change of state it is set to the first of those that hold. */
+#include "router/router_int.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.h"
+#include "common/clock.h"
+#include "common/hash.h"
+#include "common/log.h"
+
+static const int64_t ms_ns = 1000000;
+
+bt_status bt_router_requests_create(bt_router *router)
+{
+    const uint32_t n = router->options.requests_max;
+    router->requests = calloc(n, sizeof *router->requests);
+    router->free_slots = calloc(n, sizeof *router->free_slots);
+    if (router->requests == NULL || router->free_slots == NULL) {
+        return BT_ENOMEM;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        router->requests[i].router = router;
+        router->requests[i].slot = i;
+        router->free_slots[i] = n - 1 - i;
+    }
+    router->n_free = n;
+    return BT_OK;
+}
+
+/* Gives the heap memory of a request back. */
+static void deinit_request(bt_router_request *request)
+{
+    bt_router_prompt_destroy(request->prompt);
+    bt_router_reply_destroy(request->reply);
+    free(request->stop_bytes);
+    request->prompt = NULL;
+    request->reply = NULL;
+    request->stop_bytes = NULL;
+}
+
+void bt_router_requests_destroy(bt_router *router)
+{
+    if (router->requests != NULL) {
+        for (uint32_t i = 0; i < router->options.requests_max; i++) {
+            BT_ASSERT(!router->requests[i].job_running);
+            deinit_request(&router->requests[i]);
+            bt_timer_destroy(router->requests[i].timer);
+        }
+    }
+    free(router->requests);
+    free(router->free_slots);
+}
+
+bt_router_request *bt_router_request_find(bt_router *router, bt_request_id id)
+{
+    const uint32_t slot = (uint32_t)(id.lo & 0xFFFF);
+    if (slot >= router->options.requests_max) {
+        return NULL;
+    }
+    bt_router_request *request = &router->requests[slot];
+    const bool same = request->state != BT_ROUTER_REQUEST_FREE && request->id.hi == id.hi &&
+                      request->id.lo == id.lo;
+    return same ? request : NULL;
+}
+
+/* ------------------------------------------------------------------------------ queue ---- */
+
+static bool goes_before(const bt_router_request *a, const bt_router_request *b)
+{
+    if (a->priority != b->priority) {
+        return a->priority > b->priority;
+    }
+    return a->received_ns < b->received_ns;
+}
+
+void bt_router_request_enqueue(bt_router_request *request)
+{
+    bt_router *router = request->router;
+    BT_ASSERT(!request->is_waiting);
+    bt_router_request *after = router->queue_tail;
+    while (after != NULL && goes_before(request, after)) {
+        after = after->prev;
+    }
+    request->prev = after;
+    request->next = after == NULL ? router->queue_head : after->next;
+    *(request->prev == NULL ? &router->queue_head : &request->prev->next) = request;
+    *(request->next == NULL ? &router->queue_tail : &request->next->prev) = request;
+    request->is_waiting = true;
+    request->state = BT_ROUTER_REQUEST_QUEUED;
+    request->queued_ns = bt_clock_now_ns();
+    request->queue_deadline_ns =
+        request->queued_ns + (int64_t)router->options.queue_time_ms * ms_ns;
+    router->counts.n_queued++;
+    bt_router_request_arm(request);
+}
+
+static void leave_queue(bt_router_request *request)
+{
+    bt_router *router = request->router;
+    if (!request->is_waiting) {
+        return;
+    }
+    *(request->prev == NULL ? &router->queue_head : &request->prev->next) = request->next;
+    *(request->next == NULL ? &router->queue_tail : &request->next->prev) = request->prev;
+    request->next = NULL;
+    request->prev = NULL;
+    request->is_waiting = false;
+    BT_ASSERT(router->counts.n_queued > 0);
+    router->counts.n_queued--;
+}
+
+void bt_router_queue_drain(void *ctx)
+{
+    bt_router *router = ctx;
+    bool is_full[BT_ROUTER_MODELS_MAX] = {false};
+    bt_router_request *next = NULL;
+    for (bt_router_request *request = router->queue_head; request != NULL; request = next) {
+        next = request->next;
+        /* In order within a model: nobody passes the first one that finds no room. */
+        if (is_full[request->model_idx]) {
+            continue;
+        }
+        leave_queue(request);
+        if (bt_router_request_place(request) == BT_AGAIN) {
+            const int64_t deadline_ns = request->queue_deadline_ns;
+            const int64_t queued_ns = request->queued_ns;
+            bt_router_request_enqueue(request);
+            request->queue_deadline_ns = deadline_ns;
+            request->queued_ns = queued_ns;
+            bt_router_request_arm(request);
+            is_full[request->model_idx] = true;
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------ timer ---- */
+
+static void on_queue_deadline(bt_router_request *request, int64_t now_ns)
+{
+    bt_error why;
+    const bt_status status =
+        bt_router_describe_shortage(request->router, request->model_idx, &why);
+    const int64_t waited_ms = (now_ns - request->queued_ns) / ms_ns;
+    if (request->last_failure.text[0] != '\0') {
+        bt_router_request_fail(request, status, "%s (waited %" PRId64 " ms); before that: %.100s",
+                               why.text, waited_ms, request->last_failure.text);
+    } else {
+        bt_router_request_fail(request, status, "%s (waited %" PRId64 " ms)", why.text, waited_ms);
+    }
+}
+
+static void on_timer(void *ctx)
+{
+    bt_router_request *request = ctx;
+    const int64_t now_ns = bt_clock_now_ns();
+    switch (request->state) {
+    case BT_ROUTER_REQUEST_FREE:
+    case BT_ROUTER_REQUEST_DONE:
+        return;
+    case BT_ROUTER_REQUEST_ENDING:
+        if (now_ns >= request->report_deadline_ns || now_ns >= request->deadline_ns) {
+            bt_router_request_close_legs(request);
+            bt_router_request_check_ending(request);
+            return;
+        }
+        break;
+    case BT_ROUTER_REQUEST_QUEUED:
+        if (now_ns < request->deadline_ns && now_ns >= request->queue_deadline_ns) {
+            on_queue_deadline(request, now_ns);
+            return;
+        }
+        break;
+    case BT_ROUTER_REQUEST_TOKENIZING:
+    case BT_ROUTER_REQUEST_PREFILLING:
+    case BT_ROUTER_REQUEST_DECODING:
+        break;
+    }
+    if (now_ns >= request->deadline_ns) {
+        uint32_t n_tokens = 0;
+        (void)bt_router_reply_tokens(request->reply, &n_tokens);
+        bt_router_request_fail(request, BT_EDEADLINE,
+                               "the deadline passed after %" PRId64 " ms and %" PRIu32
+                               " generated tokens",
+                               (now_ns - request->received_ns) / ms_ns, n_tokens);
+        return;
+    }
+    bt_router_request_arm(request);
+}
+
+void bt_router_request_arm(bt_router_request *request)
+{
+    int64_t next_ns = request->deadline_ns;
+    if (request->state == BT_ROUTER_REQUEST_QUEUED && request->queue_deadline_ns < next_ns) {
+        next_ns = request->queue_deadline_ns;
+    }
+    if (request->state == BT_ROUTER_REQUEST_ENDING && request->report_deadline_ns < next_ns) {
+        next_ns = request->report_deadline_ns;
+    }
+    const int64_t left_ns = next_ns - bt_clock_now_ns();
+    /* Rounded up: it is late rather than early, and then it is not set again for nothing. */
+    bt_timer_start(request->timer, left_ns <= 0 ? 0 : (uint64_t)(left_ns / ms_ns + 1), 0);
+}
+
+/* ----------------------------------------------------------------------------- submit ---- */
+
+static void free_slot(bt_router_request *request)
+{
+    bt_router *router = request->router;
+    BT_ASSERT(!request->is_waiting);
+    BT_ASSERT(!request->job_running);
+    deinit_request(request);
+    bt_timer_stop(request->timer);
+    request->state = BT_ROUTER_REQUEST_FREE;
+    request->id = (bt_request_id){0};
+    router->free_slots[router->n_free++] = request->slot;
+    BT_ASSERT(router->counts.n_live > 0);
+    router->counts.n_live--;
+}
+
+static bt_status refuse(bt_router *router, bt_status status)
+{
+    bt_router_report_refusal(router, status);
+    return status;
+}
+
+/* Whether there is room at all. */
+static bt_status check_room(bt_router *router, bt_error *err, uint64_t *retry_after_ms)
+{
+    if (router->stopping) {
+        return bt_error_set(err, BT_EPEER, "the router is shutting down");
+    }
+    *retry_after_ms = router->options.retry_pushback_ms;
+    if (router->n_free == 0) {
+        return bt_error_set(err, BT_EEXHAUSTED,
+                            "%" PRIu32 " requests are running, the router's limit. Try again later",
+                            router->counts.n_live);
+    }
+    if (router->queue_head != NULL && router->counts.n_queued >= router->options.queue_max) {
+        return bt_error_set(err, BT_EEXHAUSTED,
+                            "%" PRIu32 " requests are waiting for a worker, the router's limit. "
+                            "Try again later",
+                            router->counts.n_queued);
+    }
+    return BT_OK;
+}
+
+static bt_status copy_stops(bt_router_request *request, const bt_router_front_request *in)
+{
+    size_t total = 0;
+    for (size_t i = 0; i < in->n_stops; i++) {
+        total += in->stop_lens[i] + 1;
+    }
+    request->n_stops = in->n_stops;
+    if (total == 0) {
+        return BT_OK;
+    }
+    request->stop_bytes = malloc(total);
+    if (request->stop_bytes == NULL) {
+        return BT_ENOMEM;
+    }
+    char *to = request->stop_bytes;
+    for (size_t i = 0; i < in->n_stops; i++) {
+        memcpy(to, in->stops[i], in->stop_lens[i]);
+        request->stops[i] = to;
+        request->stop_lens[i] = in->stop_lens[i];
+        to += in->stop_lens[i];
+        *to++ = '\0'; /* for those who take C strings */
+    }
+    return BT_OK;
+}
+
+static bt_status create_prompt(bt_router_request *request, const bt_router_front_request *in,
+                               const bt_router_model_card *model)
+{
+    bt_router *router = request->router;
+    uint8_t numerics[BT_ROUTER_CHAINS_MAX][BT_LINK_ID_BYTES];
+    const bt_router_prompt_scope scope = {
+        .key = &router->options.cluster_key,
+        .salt = in->cache_salt,
+        .salt_len = in->cache_salt_len,
+        .numerics_ids = (const uint8_t(*)[BT_LINK_ID_BYTES])numerics,
+        .n_numerics = bt_router_registry_numerics_ids(router->registry, request->model_idx,
+                                                      BT_ROUTER_CHAINS_MAX, numerics),
+    };
+    return bt_router_prompt_create(model, &in->prompt, &scope, &request->prompt);
+}
+
+/* Token ids in the sampling options must be of the vocabulary. */
+static bt_status check_token_ids(const bt_sampling *s, const bt_tokenizer *tokenizer, bt_error *err)
+{
+    const uint32_t n_vocab = bt_tokenizer_vocab_size(tokenizer);
+    for (uint32_t i = 0; i < s->n_stop_tokens; i++) {
+        if (s->stop_tokens[i] < 0 || (uint32_t)s->stop_tokens[i] >= n_vocab) {
+            return bt_error_set(err, BT_EINVAL,
+                                "sampling.stop_token_ids[%" PRIu32 "] is %" PRId32
+                                ": the vocabulary has %" PRIu32 " tokens",
+                                i, s->stop_tokens[i], n_vocab);
+        }
+    }
+    for (uint32_t i = 0; i < s->n_logit_bias; i++) {
+        if (s->logit_bias[i].token < 0 || (uint32_t)s->logit_bias[i].token >= n_vocab) {
+            return bt_error_set(err, BT_EINVAL,
+                                "sampling.logit_bias has token %" PRId32
+                                ": the vocabulary has %" PRIu32 " tokens",
+                                s->logit_bias[i].token, n_vocab);
+        }
+    }
+    return BT_OK;
+}
+
+static void fill_request(bt_router_request *request, const bt_router_front_request *in,
+                         uint32_t model_idx)
+{
+    const bt_router_options *options = &request->router->options;
+    const int64_t longest_ns = (int64_t)options->request_time_ms * ms_ns;
+    bt_timer *timer = request->timer;
+    *request = (bt_router_request){
+        .router = request->router,
+        .slot = request->slot,
+        .timer = timer,
+        .state = BT_ROUTER_REQUEST_TOKENIZING,
+        .model_idx = model_idx,
+        .sampling = in->sampling,
+        .has_max_tokens = in->has_max_tokens,
+        .priority = in->priority,
+        .ttft_target_ms = in->ttft_target_ms,
+        .tpot_target_ms = in->tpot_target_ms,
+        .received_ns = bt_clock_now_ns(),
+        .summary = {.stop_idx = -1},
+    };
+    request->deadline_ns =
+        request->received_ns +
+        (in->deadline_left_ns < longest_ns ? in->deadline_left_ns : longest_ns);
+    bt_hash_random(&request->id, sizeof request->id);
+    request->id.lo = (request->id.lo & ~UINT64_C(0xFFFF)) | request->slot;
+    if (!in->has_seed) {
+        bt_hash_random(&request->sampling.seed, sizeof request->sampling.seed);
+    }
+    if (in->label != NULL) {
+        snprintf(request->label, sizeof request->label, "%s", in->label);
+    } else {
+        snprintf(request->label, sizeof request->label, "%016" PRIx64 "%016" PRIx64,
+                 request->id.hi, request->id.lo);
+    }
+}
+
+static void on_computed(void *ctx);
+
+static void run_job(void *ctx)
+{
+    const bt_router_request *request = ctx;
+    bt_router_prompt_compute(request->prompt);
+}
+
+/* The parts that may fail; what was made is freed with the slot. */
+static bt_status start_request(bt_router_request *request, const bt_router_front_request *in,
+                               bt_error *err)
+{
+    bt_router *router = request->router;
+    const bt_router_model_card *model = bt_router_models_at(router->models, request->model_idx);
+    bt_status status = check_token_ids(&request->sampling, model->tokenizer, err);
+    if (status != BT_OK) {
+        return status;
+    }
+    if (request->timer == NULL) {
+        status = bt_timer_create(router->loop, on_timer, request, &request->timer);
+    }
+    if (status == BT_OK) {
+        status = copy_stops(request, in);
+    }
+    if (status == BT_OK) {
+        const bt_router_reply_options options = {
+            .tokenizer = model->tokenizer,
+            .sampling = &request->sampling,
+            .stops = request->stops,
+            .stop_lens = request->stop_lens,
+            .n_stops = request->n_stops,
+            .include_stop = in->include_stop,
+        };
+        status = bt_router_reply_create(&options, &request->reply, err);
+    }
+    if (status == BT_OK) {
+        status = create_prompt(request, in, model);
+    }
+    if (status == BT_OK) {
+        status = bt_loop_work(router->loop, run_job, on_computed, request);
+    }
+    return status;
+}
+
+bt_status bt_router_request_submit(bt_router *router, const bt_router_front_request *in,
+                                   const bt_router_front_ops *ops, void *ctx,
+                                   bt_router_request **out, bt_error *err,
+                                   uint64_t *retry_after_ms)
+{
+    *retry_after_ms = 0;
+    bt_status status = bt_router_front_check(in, err);
+    uint32_t model_idx = 0;
+    if (status == BT_OK) {
+        status = bt_router_models_find(router->models, in->model, &model_idx, err);
+    }
+    if (status == BT_OK) {
+        status = check_room(router, err, retry_after_ms);
+    }
+    if (status != BT_OK) {
+        return refuse(router, status);
+    }
+    bt_router_request *request = &router->requests[router->free_slots[--router->n_free]];
+    BT_ASSERT(request->state == BT_ROUTER_REQUEST_FREE);
+    router->counts.n_live++;
+    fill_request(request, in, model_idx);
+    status = start_request(request, in, err);
+    if (status != BT_OK) {
+        if (status == BT_ENOMEM) {
+            (void)bt_error_set(err, status, "the router is out of memory");
+        }
+        if (request->timer == NULL) {
+            deinit_request(request);
+            request->state = BT_ROUTER_REQUEST_FREE;
+            router->free_slots[router->n_free++] = request->slot;
+            router->counts.n_live--;
+        } else {
+            free_slot(request);
+        }
+        return refuse(router, status);
+    }
+    request->job_running = true;
+    request->front = ops;
+    request->front_ctx = ctx;
+    router->counts.n_total++;
+    bt_router_request_arm(request);
+    *out = request;
+    return BT_OK;
+}
+
+const char *bt_router_request_label(const bt_router_request *request)
+{
+    return request->label;
+}
+
+const bt_tokenizer *bt_router_request_tokenizer(const bt_router_request *request)
+{
+    return bt_router_models_at(request->router->models, request->model_idx)->tokenizer;
+}
+
+/* --------------------------------------------------------------------------- computed ---- */
+
+/* Tokens that this model, its workers and the router's limit allow for one request. */
+static uint32_t context_of(const bt_router_request *request)
+{
+    const bt_router *router = request->router;
+    uint32_t context =
+        bt_router_models_at(router->models, request->model_idx)->context_tokens;
+    bt_router_worker_view views[BT_ROUTER_WORKERS_MAX];
+    uint32_t slots[BT_ROUTER_WORKERS_MAX];
+    const size_t n = bt_router_view(router, request->model_idx, false, views, slots);
+    const bt_router_policy_options options = bt_router_policy_options_of(router);
+    const uint32_t workers_max = bt_router_policy_context_max(views, n, &options);
+    if (workers_max > 0 && workers_max < context) {
+        context = workers_max;
+    }
+    return context;
+}
+
+/* Checks the prompt's length and settles max_tokens. false: the request has ended. */
+static bool settle_lengths(bt_router_request *request)
+{
+    bt_sampling *s = &request->sampling;
+    const uint32_t n = request->n_prompt;
+    const uint32_t limit = request->router->options.prompt_tokens_max;
+    const uint32_t context = context_of(request);
+    if (n == 0) {
+        bt_router_request_fail(request, BT_EINVAL, "the prompt is empty: it has no tokens");
+        return false;
+    }
+    if (limit > 0 && n > limit) {
+        bt_router_request_fail(request, BT_EINVAL,
+                               "the prompt has %" PRIu32 " tokens: this router takes %" PRIu32, n,
+                               limit);
+        return false;
+    }
+    const bool scores_only = request->has_max_tokens && s->max_tokens == 0;
+    if (n > context || (n == context && !scores_only)) {
+        bt_router_request_fail(request, BT_EINVAL,
+                               "the prompt has %" PRIu32 " tokens: the context of model '%.60s' "
+                               "here is %" PRIu32 " tokens, one of them for the reply",
+                               n,
+                               bt_router_models_at(request->router->models, request->model_idx)
+                                   ->name,
+                               context);
+        return false;
+    }
+    if (!request->has_max_tokens || s->max_tokens > context - n) {
+        s->max_tokens = context - n;
+    }
+    return true;
+}
+
+/* An echo without logprobs needs no worker: the router has the prompt's tokens. */
+static bt_status echo_prompt(bt_router_request *request)
+{
+    uint32_t n;
+    const int32_t *tokens = bt_router_prompt_tokens(request->prompt, &n);
+    for (uint32_t i = 0; i < n; i++) {
+        const bt_token_result result = {.token = tokens[i]};
+        const bt_status status =
+            bt_router_reply_push_prompt(request->reply, i, &result, 1,
+                                        bt_router_prompt_added(request->prompt));
+        if (status != BT_OK) {
+            return status;
+        }
+    }
+    return BT_OK;
+}
+
+/* From the work pool: the prompt is tokenized. */
+static void on_computed(void *ctx)
+{
+    bt_router_request *request = ctx;
+    bt_router *router = request->router;
+    request->job_running = false;
+    if (request->abandoned) {
+        free_slot(request);
+        return;
+    }
+    if (request->state != BT_ROUTER_REQUEST_TOKENIZING) {
+        return; /* the deadline struck */
+    }
+    bt_error err;
+    bt_status status = bt_router_prompt_status(request->prompt, &err);
+    if (status != BT_OK) {
+        bt_router_request_fail(request, status, "%s", err.text);
+        return;
+    }
+    (void)bt_router_prompt_tokens(request->prompt, &request->n_prompt);
+    if (!settle_lengths(request)) {
+        return;
+    }
+    if (request->sampling.echo && !request->sampling.logprobs) {
+        status = echo_prompt(request);
+        if (status != BT_OK) {
+            bt_router_request_fail(request, status, "the router is out of memory");
+            return;
+        }
+        request->sampling.echo = false;
+    }
+    if (request->sampling.max_tokens == 0 && !request->sampling.echo) {
+        request->placed_ns = bt_clock_now_ns();
+        bt_router_request_complete(request, BT_FINISH_LENGTH);
+        return;
+    }
+    bt_router_request_enqueue(request);
+    bt_router_queue_drain(router);
+    if (request->state == BT_ROUTER_REQUEST_QUEUED &&
+        router->counts.n_queued > router->options.queue_max) {
+        bt_error why;
+        (void)bt_router_describe_shortage(router, request->model_idx, &why);
+        bt_router_request_fail(request, BT_EEXHAUSTED,
+                               "%s, and %" PRIu32 " requests wait already, the router's limit. "
+                               "Try again later",
+                               why.text, router->options.queue_max);
+    }
+}
+
+/* ------------------------------------------------------------------------------- ends ---- */
+
+void bt_router_request_notify(bt_router_request *request)
+{
+    if (!request->abandoned) {
+        request->front->on_ready(request->front_ctx);
+    }
+}
+
+/* No worker is involved any more and the outcome stands. */
+static void enter_done(bt_router_request *request)
+{
+    leave_queue(request);
+    bt_router_request_close_legs(request);
+    request->state = BT_ROUTER_REQUEST_DONE;
+    bt_timer_stop(request->timer);
+    bt_router_report_end(request);
+}
+
+void bt_router_request_check_ending(bt_router_request *request)
+{
+    if (request->state != BT_ROUTER_REQUEST_ENDING || request->legs[BT_ROUTER_LEG_P].open ||
+        request->legs[BT_ROUTER_LEG_D].open) {
+        return;
+    }
+    enter_done(request);
+    bt_router_request_notify(request);
+}
+
+void bt_router_request_complete(bt_router_request *request, bt_finish_reason reason)
+{
+    BT_ASSERT(request->state == BT_ROUTER_REQUEST_TOKENIZING ||
+              request->state == BT_ROUTER_REQUEST_PREFILLING ||
+              request->state == BT_ROUTER_REQUEST_DECODING);
+    if (bt_router_reply_finish(request->reply) != BT_OK) {
+        bt_router_request_fail(request, BT_ENOMEM, "the router is out of memory");
+        return;
+    }
+    request->summary.reason = reason;
+    request->summary.stop_idx = bt_router_reply_stop_idx(request->reply);
+    request->state = BT_ROUTER_REQUEST_ENDING;
+    request->report_deadline_ns =
+        bt_clock_now_ns() + (int64_t)BT_ROUTER_REPORT_WAIT_MS * ms_ns;
+    bt_router_request_arm(request);
+    if (request->legs[BT_ROUTER_LEG_P].open || request->legs[BT_ROUTER_LEG_D].open) {
+        bt_router_request_notify(request); /* the last text need not wait for reports */
+        return;
+    }
+    bt_router_request_check_ending(request);
+}
+
+void bt_router_request_fail(bt_router_request *request, bt_status status, const char *fmt, ...)
+{
+    BT_ASSERT(request->state != BT_ROUTER_REQUEST_FREE);
+    if (request->state == BT_ROUTER_REQUEST_DONE) {
+        return;
+    }
+    char text[sizeof request->error.text];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    request->status = bt_error_set(&request->error, status, "%s", text);
+    request->retry_after_ms =
+        status == BT_EEXHAUSTED ? request->router->options.retry_pushback_ms : 0;
+    request->summary.reason =
+        status == BT_EDEADLINE || status == BT_ECANCELLED ? BT_FINISH_CANCELLED : BT_FINISH_ERROR;
+    enter_done(request);
+    bt_router_request_notify(request);
+}
+
+void bt_router_requests_fail_all(bt_router *router, const char *why)
+{
+    for (uint32_t i = 0; i < router->options.requests_max; i++) {
+        bt_router_request *request = &router->requests[i];
+        if (request->state != BT_ROUTER_REQUEST_FREE && !request->abandoned) {
+            bt_router_request_fail(request, BT_EPEER, "%s", why);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------ front's side ---- */
+
+bool bt_router_request_peek(bt_router_request *request, bt_router_delta *delta)
+{
+    const bool is_done = request->state == BT_ROUTER_REQUEST_DONE;
+    bt_router_piece piece = {.is_all = true};
+    /* A client that reads too slowly is not given what it did not read. */
+    const bool has_piece =
+        !(is_done && request->status == BT_EABORTED) && bt_router_reply_peek(request->reply, &piece);
+    if (!has_piece && !is_done) {
+        return false;
+    }
+    const bool is_last =
+        is_done && piece.is_all && (!has_piece || request->status == BT_OK);
+    *delta = (bt_router_delta){
+        .is_first = !request->started,
+        .label = request->label,
+        .model = bt_router_models_at(request->router->models, request->model_idx)->name,
+        .seed = request->sampling.seed,
+        .prompt_tokens = request->n_prompt,
+        .piece = piece,
+        .logprobs = request->sampling.logprobs,
+        .is_last = is_last,
+    };
+    if (is_last) {
+        const int stop_idx = request->summary.stop_idx;
+        delta->status = request->status;
+        delta->error = request->error.text;
+        delta->retry_after_ms = request->retry_after_ms;
+        delta->summary = &request->summary;
+        if (request->status == BT_OK && stop_idx >= 0) {
+            delta->stop = request->stops[stop_idx];
+            delta->stop_len = request->stop_lens[stop_idx];
+        }
+    }
+    return true;
+}
+
+void bt_router_request_consume(bt_router_request *request, const bt_router_delta *delta)
+{
+    request->started = true;
+    if (delta->piece.n_results > 0 || delta->piece.text_len > 0) {
+        bt_router_reply_consume(request->reply, &delta->piece);
+    }
+}
+
+void bt_router_request_release(bt_router_request *request)
+{
+    BT_ASSERT(request->state == BT_ROUTER_REQUEST_DONE);
+    request->abandoned = true;
+    if (!request->job_running) {
+        free_slot(request);
+    }
+}
+
+void bt_router_request_abandon(bt_router_request *request, const char *why)
+{
+    BT_ASSERT(request->state != BT_ROUTER_REQUEST_FREE);
+    request->abandoned = true;
+    if (request->state != BT_ROUTER_REQUEST_DONE) {
+        bt_router_request_fail(request, BT_ECANCELLED, "%s", why);
+    }
+    if (!request->job_running) {
+        free_slot(request);
+    }
+}

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* router_int.h - what the router's own sources share: its struct and the request's struct.
+ *
+ * router.c owns start, stop and the link's callbacks; request.c the life of a request;
+ * placement.c where it runs and what workers say about it; report.c what is said about it
+ * afterwards; front_grpc.c one door.
+ *
+ * Threading: loop thread only.
+ */
+#ifndef BT_ROUTER_ROUTER_INT_H
+#define BT_ROUTER_ROUTER_INT_H
+
+#include "common/log.h"
+#include "common/metrics.h"
+#include "proto/health.h"
+#include "proto/link.h"
+#include "proto/reflection.h"
+#include "router/front.h"
+#include "router/models.h"
+#include "router/prefix_map.h"
+#include "router/registry.h"
+#include "router/reply.h"
+#include "router/router.h"
+
+enum {
+    BT_ROUTER_ATTEMPTS_MAX = 16,
+    BT_ROUTER_REPORT_WAIT_MS = 200, /* for workers' numbers, after the last token */
+};
+
+typedef enum bt_router_request_state {
+    BT_ROUTER_REQUEST_FREE,
+    BT_ROUTER_REQUEST_TOKENIZING, /* on the work pool */
+    BT_ROUTER_REQUEST_QUEUED,     /* waits for workers */
+    BT_ROUTER_REQUEST_PREFILLING, /* placed: runs are sent, no token yet */
+    BT_ROUTER_REQUEST_DECODING,   /* tokens come */
+    BT_ROUTER_REQUEST_ENDING,     /* all tokens are there, workers' reports are not */
+    BT_ROUTER_REQUEST_DONE,       /* no worker is involved, the client takes the rest */
+} bt_router_request_state;
+
+enum {
+    BT_ROUTER_LEG_P,
+    BT_ROUTER_LEG_D,
+    BT_ROUTER_LEGS,
+};
+
+/* A request's part on one worker, in its current attempt. */
+typedef struct bt_router_leg {
+    bt_router_worker *worker; /* while open */
+    bool open;                /* bound to the worker, which owes finished() */
+    bool used;                /* the name and the numerics below hold */
+    bool has_report;
+    uint64_t session;
+    uint64_t prefill_tokens; /* as bound */
+    uint64_t live_tokens;
+    char name[BT_LINK_NAME_MAX];
+    uint8_t numerics_id[BT_LINK_ID_BYTES];
+    bt_link_finished report;
+} bt_router_leg;
+
+struct bt_router_request {
+    bt_router *router;
+    uint32_t slot; /* also the low 16 bits of id.lo */
+    bt_router_request_state state;
+    bool abandoned;   /* the client is gone; freed when the job on the work pool is back */
+    bool job_running; /* the prompt belongs to the work pool */
+    bool started;     /* the first delta was consumed */
+    bool is_waiting;  /* in the queue's list */
+    bool decode_done; /* D said that it is through, an earlier token is still missing */
+    bt_router_request *next; /* in the queue */
+    bt_router_request *prev;
+
+    /* fixed after submit */
+    bt_request_id id;
+    char label[BT_ROUTER_LABEL_MAX];
+    uint32_t model_idx;
+    bt_sampling sampling; /* max_tokens is final once tokens are counted */
+    bool has_max_tokens;
+    int32_t priority;
+    double ttft_target_ms;
+    double tpot_target_ms;
+    size_t n_stops;
+    char *stop_bytes; /* all stop strings, for the summary */
+    const char *stops[BT_ROUTER_STOP_STRINGS_MAX];
+    size_t stop_lens[BT_ROUTER_STOP_STRINGS_MAX];
+    const bt_router_front_ops *front;
+    void *front_ctx;
+
+    /* work */
+    bt_router_prompt *prompt;
+    bt_router_reply *reply;
+    uint32_t n_prompt;
+    uint32_t attempt; /* 1 from the first placement on */
+    bt_router_leg legs[BT_ROUTER_LEGS];
+    uint32_t n_failed; /* sessions that failed this request */
+    uint64_t failed[BT_ROUTER_ATTEMPTS_MAX];
+    bt_status last_failure_status;
+    bt_error last_failure;
+    uint64_t n_mismatches; /* of the reply, already logged */
+
+    /* time, monotonic ns; 0: not yet */
+    bt_timer *timer; /* the next of the moments below; kept by the slot */
+    int64_t received_ns;
+    int64_t queued_ns; /* since when it waits in the queue */
+    int64_t placed_ns; /* last placement */
+    int64_t first_token_ns;
+    int64_t last_token_ns;
+    int64_t deadline_ns;
+    int64_t queue_deadline_ns;
+    int64_t report_deadline_ns;
+
+    /* the end */
+    bt_status status;
+    bt_error error;
+    uint64_t retry_after_ms;
+    bt_router_summary summary;
+};
+
+typedef struct bt_router_counts {
+    uint32_t n_live; /* slots taken */
+    uint32_t n_queued;
+    uint64_t n_total;
+    uint64_t n_failed;
+    uint64_t n_refused;
+    uint64_t n_cancelled;
+    uint64_t n_retries;
+    uint64_t prompt_tokens;
+    uint64_t generated_tokens;
+    uint64_t late_events; /* of runs that are over */
+    uint64_t mismatches;
+} bt_router_counts;
+
+typedef struct bt_router_meters bt_router_meters; /* report.c */
+typedef struct bt_router_front_grpc bt_router_front_grpc; /* front_grpc.c */
+
+struct bt_router {
+    /* fixed after create */
+    bt_loop *loop;
+    bt_rpc *rpc;
+    bt_router_options options; /* its pointers are not kept, but for the name */
+    char name[BT_LINK_NAME_MAX];
+    int64_t started_ns;
+    bt_router_models *models;
+    bt_router_meters *meters;
+    bt_rpc_server *client_server;
+    bt_rpc_server *attach_server;
+    bt_link_router *link;
+    bt_health *health;
+    bt_reflection *reflection;
+    bt_router_front_grpc *front_grpc;
+    bt_wake *queue_wake; /* capacity may have become free */
+    bt_timer *tick;      /* readiness, gauges */
+
+    bt_router_registry *registry;
+    bt_router_prefix_map *prefix_map;
+    bt_router_counts counts;
+    bool was_ready;
+    bt_log_limit mismatch_limit;
+    bt_log_limit malformed_limit;
+
+    bt_router_request *requests; /* requests_max of them */
+    uint32_t *free_slots;
+    uint32_t n_free;
+    bt_router_request *queue_head; /* by priority, then arrival */
+    bt_router_request *queue_tail;
+
+    bool stopping;
+    bt_timer *stop_timer;
+    bt_loop_fn stop_done;
+    void *stop_ctx;
+};
+
+/* ---- request.c ---- */
+BT_MUST_CHECK bt_status bt_router_requests_create(bt_router *router);
+void bt_router_requests_destroy(bt_router *router);
+
+/* The living request of that id, or NULL. */
+bt_router_request *bt_router_request_find(bt_router *router, bt_request_id id);
+
+/* Back to (or into) the queue; the caller sees to it that it is drained. */
+void bt_router_request_enqueue(bt_router_request *request);
+
+/* Tries to place what waits: from the queue's wake. */
+void bt_router_queue_drain(void *router);
+
+/* Sets the timer to the next moment that matters in this state. */
+void bt_router_request_arm(bt_router_request *request);
+
+/* All tokens are there: DECODING (or PREFILLING, without output) -> ENDING or DONE. */
+void bt_router_request_complete(bt_router_request *request, bt_finish_reason reason);
+
+/* Any state -> DONE with a reason; open runs are cancelled. */
+BT_PRINTF(3, 4)
+void bt_router_request_fail(bt_router_request *request, bt_status status, const char *fmt, ...);
+
+/* ENDING -> DONE when no leg is open any more. */
+void bt_router_request_check_ending(bt_router_request *request);
+
+/* Tells the front that there is something to take. The request may be gone afterwards. */
+void bt_router_request_notify(bt_router_request *request);
+
+/* Ends all living requests: the router stops. */
+void bt_router_requests_fail_all(bt_router *router, const char *why);
+
+/* ---- placement.c ---- */
+
+/* Sends the request to workers. BT_OK: PREFILLING now, or ended (DONE) because it can't be
+ * placed ever. BT_AGAIN: no worker is free for it, it stays as it is. */
+BT_MUST_CHECK bt_status bt_router_request_place(bt_router_request *request);
+
+/* Unbinds open legs, and tells their workers to stop. */
+void bt_router_request_close_legs(bt_router_request *request);
+
+/* Why a request of this model can't be placed now, for its client. */
+bt_status bt_router_describe_shortage(bt_router *router, uint32_t model_idx, bt_error *err);
+
+/* What the link hears from workers. */
+void bt_router_on_tokens(bt_router *router, bt_router_worker *worker, const bt_link_tokens *tokens);
+void bt_router_on_finished(bt_router *router, bt_router_worker *worker,
+                           const bt_link_finished *finished);
+void bt_router_on_worker_lost(bt_router *router, bt_router_worker *worker, const char *reason);
+
+/* Workers of a model as the policy sees them. */
+size_t bt_router_view(const bt_router *router, uint32_t model_idx, bool need_room,
+                      bt_router_worker_view views[BT_ROUTER_WORKERS_MAX],
+                      uint32_t slots[BT_ROUTER_WORKERS_MAX]);
+bt_router_policy_options bt_router_policy_options_of(const bt_router *router);
+bool bt_router_model_is_ready(const bt_router *router, uint32_t model_idx);
+
+/* ---- report.c ---- */
+BT_MUST_CHECK bt_status bt_router_meters_create(bt_metrics *metrics, bt_router_meters **out);
+void bt_router_meters_destroy(bt_router_meters *meters);
+
+/* The request is DONE (or refused, or abandoned): fills its summary, counts and logs it. */
+void bt_router_report_end(bt_router_request *request);
+
+/* A request was refused before it had a slot. */
+void bt_router_report_refusal(bt_router *router, bt_status status);
+void bt_router_report_retry(bt_router *router);
+
+/* Gauges of now. */
+void bt_router_report_tick(bt_router *router);
+
+/* ---- front_grpc.c ---- */
+BT_MUST_CHECK bt_status bt_router_front_grpc_create(bt_router *router, bt_router_front_grpc **out);
+void bt_router_front_grpc_destroy(bt_router_front_grpc *front);
+
+/* Jobs on the work pool are not back yet. */
+bool bt_router_front_grpc_is_busy(const bt_router_front_grpc *front);
+
+#endif /* BT_ROUTER_ROUTER_INT_H */
