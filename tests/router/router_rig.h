@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* router_rig.h - the real router with fake workers and a gRPC client, in one process.
+ *
+ * Fake workers speak the real link protocol over loopback and emit a scripted reply; what they
+ * do wrong (hold still, fail, die, repeat themselves) is set by the test. Clients are real
+ * gRPC calls over loopback. One loop drives all; a test waits for conditions, never for time,
+ * and fails when a condition does not come within ten seconds.
+ *
+ * Threading: the thread that created it. Memory: the heap; for tests.
+ */
+#ifndef BT_TESTS_ROUTER_ROUTER_RIG_H
+#define BT_TESTS_ROUTER_ROUTER_RIG_H
+
+#include "common/metrics.h"
+#include "engine/tokenizer.h"
+#include "proto/generation.pb-c.h"
+#include "proto/link.h"
+#include "router/router.h"
+
+enum {
+    RIG_WORKERS_MAX = 8,
+    RIG_CLIENTS_MAX = 16,
+    RIG_RUNS_MAX = 64,
+    RIG_EOS = 258, /* of the tiny model; its tokens below 256 are bytes */
+    RIG_CONTEXT = 200000,
+};
+
+typedef struct rig rig;
+
+/* A run as the fake worker got it. */
+typedef struct rig_run {
+    bt_request_id id;
+    uint32_t attempt;
+    bt_link_mode mode;
+    uint32_t n_tokens;
+    uint32_t n_prompt;
+    uint32_t max_tokens;
+    uint64_t seed;
+    bool echo;
+    bool logprobs;
+    bool has_peer;
+    char peer[BT_LINK_NAME_MAX];
+    bt_block_hash chain_root;
+    int64_t deadline_left_ns;
+    int32_t tokens[64]; /* the first of them */
+    uint32_t next_index; /* to emit */
+    bool cancelled;
+    bool finished;
+} rig_run;
+
+typedef struct rig_worker {
+    rig *rig;
+    bt_link_worker *link; /* NULL: it is dead */
+    bt_link_hello hello;
+    bool up;
+    char down_reason[256];
+    /* what it does with a run */
+    bool hold;                /* nothing, until the test says so */
+    uint32_t emit_max;        /* holds still after so many tokens; 0: no limit */
+    bt_status fail;           /* finishes with this status and text at once */
+    const char *fail_text;
+    bool repeat;              /* every event twice */
+    bool slow_first;          /* P: keeps token 0 until the test says so */
+    bool wrong_duplicates;    /* D sends a wrong token 0 after the right one */
+    uint32_t n_top;           /* entries of top logprobs */
+    uint32_t cached_tokens;   /* as reported */
+    rig_run runs[RIG_RUNS_MAX];
+    uint32_t n_runs;
+    uint32_t n_cancels;
+} rig_worker;
+
+typedef struct rig_client {
+    rig *rig;
+    bt_rpc_call *call; /* NULL after its end */
+    bool hold;         /* asks for no further message */
+    bool is_generate;
+    /* what came back */
+    uint32_t n_messages;
+    bt_text text;
+    bt_text prompt_text;
+    bt_token_list ids;
+    bt_token_list prompt_ids;
+    uint32_t n_logprobs;
+    uint32_t n_top;
+    bool index_error;
+    bool has_start;
+    char request_id[80];
+    char model[80];
+    uint64_t seed;
+    uint32_t prompt_tokens;
+    Baton__V1__GenerateReply *last; /* the reply with `finish` */
+    bt_text unary;                  /* bytes of a unary reply */
+    char label_meta[80];
+    char pushback_meta[40];
+    bool done;
+    bt_rpc_code code;
+    char message[512];
+} rig_client;
+
+struct rig {
+    bt_loop *loop;
+    bt_rpc *rpc;
+    bt_metrics *metrics;
+    bt_router *router;
+    bt_rpc_channel *channel;
+    bt_timer *poll;
+    struct rig_waiting *waiting; /* what the poll timer looks at */
+    char model_path[64];
+    uint8_t tokenizer_hash[BT_LINK_ID_BYTES];
+    bt_router_options options;
+    const char *reply; /* what every model run says */
+    rig_worker workers[RIG_WORKERS_MAX];
+    uint32_t n_workers;
+    rig_client clients[RIG_CLIENTS_MAX];
+    uint32_t n_clients;
+    bool stopped;
+};
+
+/* cmocka set-up and tear-down: state is the rig, its options at their defaults (small limits of
+ * time), the router not started. */
+int rig_setup(void **state);
+int rig_teardown(void **state);
+
+/* Starts the router with rig->options. */
+void rig_start(rig *r);
+void rig_stop_router(rig *r, uint64_t grace_ms);
+
+/* A hello that this router accepts; a worker with it, attached (and ready at the router). */
+bt_link_hello rig_hello(const rig *r, const char *name, bt_link_role role);
+rig_worker *rig_add_worker(rig *r, const char *name, bt_link_role role);
+rig_worker *rig_dial(rig *r, const bt_link_hello *hello); /* does not wait */
+
+/* Cuts a worker off, as a crash does. */
+void rig_kill(rig_worker *w);
+
+/* Goes on with the held runs of a worker, up to so many tokens of each (0: to the end). */
+void rig_resume(rig_worker *w, uint32_t emit_max);
+
+/* Runs the loop until cond(ctx) holds. */
+void rig_wait(rig *r, bool (*cond)(void *ctx), void *ctx);
+void rig_wait_runs(rig_worker *w, uint32_t n);
+void rig_wait_cancels(rig_worker *w, uint32_t n);
+void rig_wait_done(rig_client *c);
+void rig_wait_tokens(rig_client *c, uint32_t n);
+void rig_wait_ready(rig *r, bool ready);
+
+/* Runs the loop for a while, to show that something does not happen. */
+void rig_idle(rig *r);
+
+/* Starts a call; `meta` may be NULL. */
+rig_client *rig_call(rig *r, const char *path, const ProtobufCMessage *message,
+                     const bt_rpc_meta *meta, size_t n_meta, int64_t deadline_ns);
+rig_client *rig_generate(rig *r, const Baton__V1__GenerateRequest *request);
+rig_client *rig_generate_text(rig *r, const char *prompt);
+
+/* Waits for the end and checks it. */
+void rig_expect_ok(rig_client *c, const char *text);
+void rig_expect_error(rig_client *c, bt_rpc_code code, const char *part_of_message);
+
+#endif /* BT_TESTS_ROUTER_ROUTER_RIG_H */

@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Proves the life of a request at the router, end to end over loopback: the real router, real
+ * gRPC clients, and workers that speak the real link protocol but emit a scripted reply. What
+ * may go wrong with workers is in router_failure_test.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/router/router_rig.h"
+
+#define REPLY "Hello, world"
+
+static Baton__V1__GenerateRequest text_request(const char *prompt, Baton__V1__Sampling *sampling)
+{
+    Baton__V1__GenerateRequest request = BATON__V1__GENERATE_REQUEST__INIT;
+    request.prompt_case = BATON__V1__GENERATE_REQUEST__PROMPT_TEXT;
+    request.text = (char *)(uintptr_t)prompt;
+    request.sampling = sampling;
+    return request;
+}
+
+static Baton__V1__Sampling sampling_of(uint32_t max_tokens)
+{
+    Baton__V1__Sampling sampling = BATON__V1__SAMPLING__INIT;
+    sampling.max_tokens_presence_case = BATON__V1__SAMPLING__MAX_TOKENS_PRESENCE_MAX_TOKENS;
+    sampling.max_tokens = max_tokens;
+    return sampling;
+}
+
+/* A split cluster: workers 0 (prefill) and 1 (decode). */
+static rig *start_split(void **state)
+{
+    rig *r = *state;
+    rig_start(r);
+    (void)rig_add_worker(r, "p0", BT_LINK_ROLE_PREFILL);
+    (void)rig_add_worker(r, "d0", BT_LINK_ROLE_DECODE);
+    rig_wait_ready(r, true);
+    return r;
+}
+
+static void a_split_request_gets_its_whole_reply(void **state)
+{
+    rig *r = start_split(state);
+    rig_client *c = rig_generate_text(r, "Say hello, please.");
+    rig_expect_ok(c, REPLY);
+    const rig_run *p = &r->workers[0].runs[0];
+    const rig_run *d = &r->workers[1].runs[0];
+    assert_int_equal(p->mode, BT_LINK_MODE_PREFILL);
+    assert_int_equal(d->mode, BT_LINK_MODE_DECODE);
+    assert_int_equal(p->attempt, 1);
+    assert_int_equal(p->n_tokens, 18);
+    assert_int_equal(p->n_prompt, 18);
+    assert_string_equal(p->peer, "d0");
+    assert_string_equal(d->peer, "p0");
+    assert_memory_equal(&p->id, &d->id, sizeof p->id);
+    assert_int_equal(p->seed, d->seed);
+    assert_int_equal(c->seed, p->seed);
+    assert_int_equal(c->prompt_tokens, 18);
+    assert_string_equal(c->model, "tiny");
+    /* 12 letters and the end token */
+    assert_int_equal(c->ids.n, 13);
+    const Baton__V1__Finish *finish = c->last->finish;
+    assert_int_equal(finish->reason, BATON__V1__FINISH_REASON__FINISH_REASON_STOP);
+    assert_int_equal(finish->stopped_by_case, BATON__V1__FINISH__STOPPED_BY_STOP_TOKEN_ID);
+    assert_int_equal(finish->stop_token_id, RIG_EOS);
+    assert_int_equal(finish->usage->generated_tokens, 13);
+    assert_string_equal(finish->route->prefill_worker, "p0");
+    assert_string_equal(finish->route->decode_worker, "d0");
+    assert_int_equal(finish->route->blocks_moved, 4);
+    assert_int_equal(finish->route->blocks_skipped, 1);
+    assert_int_equal(finish->route->bytes_moved, 4096);
+    assert_string_equal(finish->route->transport, "loopback");
+    assert_int_equal(finish->route->attempts, 1);
+    assert_true(finish->timings->ttft_ms > 0);
+    assert_true(finish->timings->prefill_ms == 2.0);
+    assert_true(finish->timings->transfer_ms == 3.0);
+    assert_true(finish->timings->total_ms >= finish->timings->ttft_ms);
+}
+
+static void a_combined_worker_takes_whole_requests(void **state)
+{
+    rig *r = *state;
+    rig_start(r);
+    rig_worker *w = rig_add_worker(r, "both", BT_LINK_ROLE_BOTH);
+    rig_client *c = rig_generate_text(r, "x");
+    rig_expect_ok(c, REPLY);
+    assert_int_equal(w->runs[0].mode, BT_LINK_MODE_WHOLE);
+    assert_string_equal(c->last->finish->route->prefill_worker, "both");
+    assert_string_equal(c->last->finish->route->decode_worker, "both");
+    assert_int_equal(c->last->finish->route->blocks_moved, 0);
+}
+
+static void a_decode_worker_prefills_when_it_may_and_nobody_else_does(void **state)
+{
+    rig *r = *state;
+    rig_start(r);
+    rig_worker *d = rig_add_worker(r, "d0", BT_LINK_ROLE_DECODE);
+    rig_wait_ready(r, true);
+    rig_client *c = rig_generate_text(r, "x");
+    rig_expect_ok(c, REPLY);
+    assert_int_equal(d->runs[0].mode, BT_LINK_MODE_WHOLE);
+}
+
+static void without_local_prefill_a_request_waits_for_a_prefill_worker(void **state)
+{
+    rig *r = *state;
+    r->options.local_prefill = false;
+    rig_start(r);
+    rig_worker *d = rig_add_worker(r, "d0", BT_LINK_ROLE_DECODE);
+    rig_client *c = rig_generate_text(r, "x");
+    rig_idle(r);
+    assert_int_equal(d->n_runs, 0);
+    assert_false(bt_router_is_ready(r->router));
+    (void)rig_add_worker(r, "p0", BT_LINK_ROLE_PREFILL);
+    rig_expect_ok(c, REPLY);
+    assert_int_equal(d->runs[0].mode, BT_LINK_MODE_DECODE);
+}
+
+static void max_tokens_end_a_reply_by_length(void **state)
+{
+    rig *r = start_split(state);
+    Baton__V1__Sampling sampling = sampling_of(5);
+    const Baton__V1__GenerateRequest request = text_request("abc", &sampling);
+    rig_client *c = rig_generate(r, &request);
+    rig_expect_ok(c, "Hello");
+    assert_int_equal(c->last->finish->reason, BATON__V1__FINISH_REASON__FINISH_REASON_LENGTH);
+    assert_int_equal(c->last->finish->stopped_by_case, BATON__V1__FINISH__STOPPED_BY__NOT_SET);
+}
+
+static void a_single_token_needs_no_decode_worker(void **state)
+{
+    rig *r = start_split(state);
+    Baton__V1__Sampling sampling = sampling_of(1);
+    const Baton__V1__GenerateRequest request = text_request("abc", &sampling);
+    rig_expect_ok(rig_generate(r, &request), "H");
+    assert_int_equal(r->workers[0].n_runs, 1);
+    assert_false(r->workers[0].runs[0].has_peer);
+    assert_int_equal(r->workers[1].n_runs, 0);
+}
+
+static void a_first_token_that_ends_the_text_cancels_decode(void **state)
+{
+    rig *r = start_split(state);
+    r->reply = "";
+    r->workers[1].hold = true; /* it would wait for KV that nobody keeps */
+    rig_client *c = rig_generate_text(r, "x");
+    rig_expect_ok(c, "");
+    assert_int_equal(c->last->finish->reason, BATON__V1__FINISH_REASON__FINISH_REASON_STOP);
+    rig_wait_cancels(&r->workers[1], 1);
+}
+
+static void a_given_seed_is_used_and_a_missing_one_drawn(void **state)
+{
+    rig *r = start_split(state);
+    Baton__V1__Sampling sampling = sampling_of(3);
+    sampling.seed_presence_case = BATON__V1__SAMPLING__SEED_PRESENCE_SEED;
+    sampling.seed = 0;
+    const Baton__V1__GenerateRequest request = text_request("abc", &sampling);
+    rig_client *c = rig_generate(r, &request);
+    rig_expect_ok(c, "Hel");
+    assert_int_equal(c->seed, 0);
+    assert_int_equal(r->workers[0].runs[0].seed, 0);
+    rig_client *a = rig_generate_text(r, "abc");
+    rig_expect_ok(a, REPLY);
+    rig_client *b = rig_generate_text(r, "abc");
+    rig_expect_ok(b, REPLY);
+    assert_true(a->seed != b->seed);
+}
+
+static void a_request_id_is_echoed_or_made(void **state)
+{
+    rig *r = start_split(state);
+    const Baton__V1__GenerateRequest request = text_request("abc", NULL);
+    const bt_rpc_meta meta = {.key = "x-request-id", .value = "my-request.1"};
+    rig_client *c = rig_call(r, "/baton.v1.Generation/Generate", &request.base, &meta, 1, 0);
+    rig_expect_ok(c, REPLY);
+    assert_string_equal(c->label_meta, "my-request.1");
+    assert_string_equal(c->request_id, "my-request.1");
+    c = rig_generate(r, &request);
+    rig_expect_ok(c, REPLY);
+    assert_int_equal(strlen(c->label_meta), 32);
+    assert_string_equal(c->label_meta, c->request_id);
+    const bt_rpc_meta bad = {.key = "x-request-id", .value = "no spaces"};
+    c = rig_call(r, "/baton.v1.Generation/Generate", &request.base, &bad, 1, 0);
+    rig_expect_error(c, BT_RPC_INVALID_ARGUMENT, "x-request-id must be");
+}
+
+static void a_stop_string_ends_the_reply_on_every_worker(void **state)
+{
+    rig *r = start_split(state);
+    r->workers[1].emit_max = 9; /* the stop string ends there; D would go on */
+    char *stop[] = {(char[]){"wo"}, (char[]){", wx"}};
+    Baton__V1__Sampling sampling = BATON__V1__SAMPLING__INIT;
+    sampling.n_stop = 2;
+    sampling.stop = stop;
+    const Baton__V1__GenerateRequest request = text_request("abc", &sampling);
+    rig_client *c = rig_generate(r, &request);
+    rig_expect_ok(c, "Hello, ");
+    assert_int_equal(c->last->finish->stopped_by_case, BATON__V1__FINISH__STOPPED_BY_STOP);
+    assert_string_equal(c->last->finish->stop, "wo");
+    assert_int_equal(c->last->finish->usage->generated_tokens, 9);
+    rig_wait_cancels(&r->workers[1], 1);
+    sampling.include_stop = 1;
+    c = rig_generate(r, &request);
+    rig_expect_ok(c, "Hello, wo");
+}
+
+static void an_echoed_prompt_comes_first(void **state)
+{
+    rig *r = start_split(state);
+    Baton__V1__Sampling sampling = sampling_of(2);
+    sampling.echo = 1;
+    const Baton__V1__GenerateRequest request = text_request("the prompt", &sampling);
+    rig_client *c = rig_generate(r, &request);
+    rig_expect_ok(c, "He");
+    assert_int_equal(c->prompt_text.len, 10);
+    assert_memory_equal(c->prompt_text.bytes, "the prompt", 10);
+    assert_int_equal(c->prompt_ids.n, 10);
+    assert_false(r->workers[0].runs[0].echo); /* the router has the prompt itself */
+}
+
+static void a_scored_prompt_comes_from_the_prefill_worker(void **state)
+{
+    rig *r = start_split(state);
+    Baton__V1__Sampling sampling = sampling_of(2);
+    sampling.echo = 1;
+    sampling.logprobs = 1;
+    sampling.n_top_logprobs = 3;
+    r->workers[0].n_top = 3;
+    r->workers[1].n_top = 3;
+    const Baton__V1__GenerateRequest request = text_request("the prompt", &sampling);
+    rig_client *c = rig_generate(r, &request);
+    rig_expect_ok(c, "He");
+    assert_int_equal(c->prompt_ids.n, 10);
+    assert_int_equal(c->n_logprobs, 12);
+    assert_int_equal(c->n_top, 6);
+    assert_true(r->workers[0].runs[0].echo);
+    assert_false(r->workers[1].runs[0].echo);
+
+    sampling.max_tokens = 0; /* the prompt's score alone */
+    c = rig_generate(r, &request);
+    rig_expect_ok(c, "");
+    assert_int_equal(c->prompt_ids.n, 10);
+    assert_int_equal(c->ids.n, 0);
+}
+
+static void tokens_that_come_early_or_twice_make_the_same_reply(void **state)
+{
+    rig *r = start_split(state);
+    r->workers[0].hold = true; /* D is through before P's first token comes */
+    r->workers[0].repeat = true;
+    r->workers[1].repeat = true;
+    r->workers[1].wrong_duplicates = true;
+    rig_client *c = rig_generate_text(r, "x");
+    rig_wait_runs(&r->workers[1], 1);
+    rig_idle(r);
+    assert_int_equal(c->ids.n, 0);
+    rig_resume(&r->workers[0], 0);
+    rig_expect_ok(c, REPLY);
+    assert_int_equal(c->ids.n, 13);
+}
+
+static void a_cancelled_request_stops_on_all_workers(void **state)
+{
+    rig *r = start_split(state);
+    r->workers[0].hold = true;
+    r->workers[1].hold = true;
+    rig_client *c = rig_generate_text(r, "x");
+    rig_wait_runs(&r->workers[0], 1);
+    rig_wait_runs(&r->workers[1], 1);
+    bt_rpc_call_cancel(c->call);
+    rig_wait_cancels(&r->workers[0], 1);
+    rig_wait_cancels(&r->workers[1], 1);
+    rig_expect_error(c, BT_RPC_CANCELLED, "");
+    r->workers[0].hold = false;
+    r->workers[1].hold = false;
+    rig_expect_ok(rig_generate_text(r, "y"), REPLY);
+}
+
+static void a_deadline_stops_on_all_workers(void **state)
+{
+    rig *r = *state;
+    r->options.request_time_ms = 150;
+    (void)start_split(state);
+    r->workers[1].emit_max = 3;
+    rig_client *c = rig_generate_text(r, "x");
+    rig_wait_cancels(&r->workers[1], 1);
+    rig_expect_error(c, BT_RPC_DEADLINE_EXCEEDED, "and 3 generated tokens");
+    assert_true(r->workers[0].runs[0].deadline_left_ns <= 150000000);
+    /* A client's own deadline, shorter than the router's. */
+    const Baton__V1__GenerateRequest request = text_request("abc", NULL);
+    c = rig_call(r, "/baton.v1.Generation/Generate", &request.base, NULL, 0, 50000000);
+    rig_wait_cancels(&r->workers[1], 2);
+    rig_expect_error(c, BT_RPC_DEADLINE_EXCEEDED, "");
+    assert_true(r->workers[1].runs[1].deadline_left_ns <= 60000000);
+}
+
+static void a_client_that_does_not_read_is_cut_off(void **state)
+{
+    rig *r = *state;
+    r->options.slow_client_bytes = 1 << 20;
+    (void)start_split(state);
+    char *reply = malloc(100001);
+    assert_non_null(reply);
+    memset(reply, 'x', 100000);
+    reply[100000] = '\0';
+    r->reply = reply;
+    r->workers[1].emit_max = 100;
+    r->workers[0].n_top = 20;
+    r->workers[1].n_top = 20;
+    Baton__V1__Sampling sampling = BATON__V1__SAMPLING__INIT;
+    sampling.logprobs = 1;
+    sampling.n_top_logprobs = 20;
+    const Baton__V1__GenerateRequest request = text_request("abc", &sampling);
+    rig_client *c = rig_generate(r, &request);
+    rig_wait_tokens(c, 1);
+    c->hold = true; /* one more message comes, then the client asks for none */
+    bt_rpc_call *call = c->call;
+    rig_worker *d = &r->workers[1];
+    for (uint32_t n = 500; n <= 40000 && d->n_cancels == 0; n += 500) {
+        rig_resume(d, n);
+        rig_idle(r);
+    }
+    rig_wait_cancels(d, 1);
+    c->hold = false;
+    bt_rpc_call_recv(call);
+    rig_expect_error(c, BT_RPC_ABORTED, "reads too slowly");
+    free(reply);
+}
+
+static void chat_and_token_ids_are_prompts_too(void **state)
+{
+    rig *r = start_split(state);
+    Baton__V1__ChatMessage message = BATON__V1__CHAT_MESSAGE__INIT;
+    message.role = (char[]){"user"};
+    message.content = (char[]){"hi"};
+    Baton__V1__ChatMessage *messages[] = {&message};
+    Baton__V1__Chat chat = BATON__V1__CHAT__INIT;
+    chat.n_messages = 1;
+    chat.messages = messages;
+    Baton__V1__GenerateRequest request = BATON__V1__GENERATE_REQUEST__INIT;
+    request.prompt_case = BATON__V1__GENERATE_REQUEST__PROMPT_CHAT;
+    request.chat = &chat;
+    rig_expect_ok(rig_generate(r, &request), REPLY);
+    const rig_run *run = &r->workers[0].runs[0];
+    assert_int_equal(run->tokens[0], 257); /* <|im_start|> */
+    assert_int_equal(run->tokens[1], 'u');
+
+    uint32_t ids[] = {1, 2, 258};
+    Baton__V1__TokenIds list = BATON__V1__TOKEN_IDS__INIT;
+    list.n_ids = 3;
+    list.ids = ids;
+    request.prompt_case = BATON__V1__GENERATE_REQUEST__PROMPT_TOKEN_IDS;
+    request.token_ids = &list;
+    rig_expect_ok(rig_generate(r, &request), REPLY);
+    assert_int_equal(r->workers[0].runs[1].n_tokens, 3);
+    assert_int_equal(r->workers[0].runs[1].tokens[2], 258);
+}
+
+static void a_cache_salt_changes_the_chain(void **state)
+{
+    rig *r = start_split(state);
+    Baton__V1__GenerateRequest request = text_request("abc", NULL);
+    rig_expect_ok(rig_generate(r, &request), REPLY);
+    rig_expect_ok(rig_generate(r, &request), REPLY);
+    request.cache_salt = (char[]){"tenant"};
+    rig_expect_ok(rig_generate(r, &request), REPLY);
+    const rig_run *runs = r->workers[0].runs;
+    assert_memory_equal(&runs[0].chain_root, &runs[1].chain_root, sizeof(bt_block_hash));
+    assert_memory_not_equal(&runs[0].chain_root, &runs[2].chain_root, sizeof(bt_block_hash));
+}
+
+static void requests_follow_their_cached_prefix(void **state)
+{
+    rig *r = start_split(state);
+    rig_worker *p1 = rig_add_worker(r, "p1", BT_LINK_ROLE_PREFILL);
+    int32_t tokens[64];
+    char text[65];
+    for (int i = 0; i < 64; i++) {
+        text[i] = (char)('a' + i % 7);
+        tokens[i] = text[i];
+    }
+    text[64] = '\0';
+    bt_block_hash root;
+    bt_block_hash chain[4];
+    bt_block_id_root(&r->options.cluster_key, p1->hello.numerics_id, NULL, 0, &root);
+    assert_int_equal(bt_block_id_chain(&root, tokens, 64, chain), 4);
+    bt_link_worker_blocks(p1->link, BT_LINK_BLOCKS_STORED, chain, 4);
+    bt_link_worker_flush(p1->link);
+    rig_idle(r);
+    rig_expect_ok(rig_generate_text(r, text), REPLY);
+    rig_expect_ok(rig_generate_text(r, text), REPLY);
+    assert_int_equal(p1->n_runs, 2);
+    bt_link_worker_blocks(p1->link, BT_LINK_BLOCKS_EVICTED, chain, 4);
+    bt_link_worker_flush(p1->link);
+    rig_idle(r);
+    rig_expect_ok(rig_generate_text(r, text), REPLY);
+    assert_int_equal(p1->n_runs, 2);
+}
+
+static const struct CMUnitTest tests[] = {
+#define RIG_TEST(name) cmocka_unit_test_setup_teardown(name, rig_setup, rig_teardown)
+    RIG_TEST(a_split_request_gets_its_whole_reply),
+    RIG_TEST(a_combined_worker_takes_whole_requests),
+    RIG_TEST(a_decode_worker_prefills_when_it_may_and_nobody_else_does),
+    RIG_TEST(without_local_prefill_a_request_waits_for_a_prefill_worker),
+    RIG_TEST(max_tokens_end_a_reply_by_length),
+    RIG_TEST(a_single_token_needs_no_decode_worker),
+    RIG_TEST(a_first_token_that_ends_the_text_cancels_decode),
+    RIG_TEST(a_given_seed_is_used_and_a_missing_one_drawn),
+    RIG_TEST(a_request_id_is_echoed_or_made),
+    RIG_TEST(a_stop_string_ends_the_reply_on_every_worker),
+    RIG_TEST(an_echoed_prompt_comes_first),
+    RIG_TEST(a_scored_prompt_comes_from_the_prefill_worker),
+    RIG_TEST(tokens_that_come_early_or_twice_make_the_same_reply),
+    RIG_TEST(a_cancelled_request_stops_on_all_workers),
+    RIG_TEST(a_deadline_stops_on_all_workers),
+    RIG_TEST(a_client_that_does_not_read_is_cut_off),
+    RIG_TEST(chat_and_token_ids_are_prompts_too),
+    RIG_TEST(a_cache_salt_changes_the_chain),
+    RIG_TEST(requests_follow_their_cached_prefix),
+};
+
+int main(void)
+{
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
