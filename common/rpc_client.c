@@ -57,8 +57,10 @@ bt_status bt_rpc_channel_create(bt_rpc *rpc, const bt_rpc_channel_options *optio
         return BT_ENOMEM;
     }
     channel->rpc = rpc;
-    const uint64_t reconnect =
+    /* gRPC adds up to a fifth at random to what it is told. */
+    const uint64_t longest =
         options->reconnect_max_ms > 0 ? options->reconnect_max_ms : RECONNECT_MAX_MS;
+    const uint64_t reconnect = longest * 5 / 6;
     grpc_arg args[ARGS_MAX];
     size_t n = 0;
     args[n++] =

@@ -28,6 +28,7 @@ enum {
     WORKERS_MAX = 1024,
     TEXT_BYTES = 256,
     OUTBOX_BYTES = 32 * 1024 * 1024,
+    REFUSAL_LOG_MS = 60 * 1000,
     LEFTOVER_MS = 1000, /* silent for so long: give way to a worker of the same name */
 };
 
@@ -71,6 +72,8 @@ struct bt_link_router {
     bt_link_peer *peers;
     uint32_t n_peers;
     uint64_t ping_number;
+    char refusal[TEXT_BYTES]; /* last one logged, and when */
+    int64_t refusal_ns;
     bool stopping;
     bt_link_router_stats stats;
 };
@@ -93,11 +96,25 @@ static void end_peer(bt_link_peer *peer, bt_rpc_code code, const char *reason)
     }
 }
 
+/* A refused worker asks again each second: the same refusal is logged once a minute. */
+static void log_refusal(const bt_link_peer *peer, const char *reason)
+{
+    bt_link_router *link = peer->link;
+    const int64_t now_ns = bt_clock_now_ns();
+    if (strncmp(link->refusal, reason, sizeof link->refusal - 1) == 0 &&
+        now_ns - link->refusal_ns < (int64_t)REFUSAL_LOG_MS * BT_LINK_NS_PER_MS) {
+        return;
+    }
+    snprintf(link->refusal, sizeof link->refusal, "%s", reason);
+    link->refusal_ns = now_ns;
+    bt_log(BT_WARN, "worker refused: worker=%s address=%s reason=\"%s\"", peer->hello.kv.name,
+           peer->address, reason);
+}
+
 static void refuse_peer(bt_link_peer *peer, const char *reason)
 {
     peer->link->stats.refusals++;
-    bt_log(BT_WARN, "worker refused: worker=%s address=%s reason=\"%s\"", peer->hello.kv.name,
-           peer->address, reason);
+    log_refusal(peer, reason);
     end_peer(peer, BT_RPC_FAILED_PRECONDITION, reason);
 }
 

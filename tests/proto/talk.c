@@ -63,12 +63,33 @@ void pair_run(pair *p, bool (*until)(void *ctx), void *ctx)
 {
     p->until = until;
     p->until_ctx = ctx;
-    bt_timer_start(p->poll, 0, POLL_MS);
+    bt_timer_start(p->poll, POLL_MS, POLL_MS);
     while (!until(ctx)) {
         bt_loop_run(p->loop);
     }
     bt_timer_stop(p->poll);
     p->until = NULL;
+}
+
+static bool after_a_while(void *ctx)
+{
+    bool *looked = ctx;
+    const bool before = *looked;
+    *looked = true;
+    return before;
+}
+
+void pair_step(pair *p)
+{
+    bool looked = false;
+    pair_run(p, after_a_while, &looked);
+}
+
+void pair_remake_server(pair *p)
+{
+    bt_error err;
+    const bt_rpc_server_options options = {.address = p->address};
+    assert_int_equal(bt_rpc_server_create(p->rpc, &options, &p->server, &err), BT_OK);
 }
 
 static void on_down(void *ctx)

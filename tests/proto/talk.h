@@ -49,8 +49,19 @@ void pair_start(pair *p);
 /* Runs the loop until until(ctx); looked at after every event and each few ms. */
 void pair_run(pair *p, bool (*until)(void *ctx), void *ctx);
 
+/* Runs the loop for a few ms: for WAIT_FOR. */
+void pair_step(pair *p);
+
+#define WAIT_FOR(pair, condition)                                                                  \
+    while (!(condition)) {                                                                         \
+        pair_step(pair);                                                                           \
+    }
+
 /* Shuts the server down and destroys it; the rest stays. */
 void pair_stop_server(pair *p);
+
+/* A new server, on the port of the one before. */
+void pair_remake_server(pair *p);
 
 /* Destroys channel, rpc and loop. */
 void pair_deinit(pair *p);
