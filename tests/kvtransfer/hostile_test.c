@@ -1,0 +1,590 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Peers that do not keep the protocol, played by hand over real sockets: garbage, frames out
+ * of place, READs and DATA that nobody asked for, silence. Their connection is closed or
+ * expires, with a counted reason, and a transfer of others runs on undisturbed. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "common/socket.h"
+#include "kvtransfer/frame.h"
+#include "tests/kvtransfer/kv_rig.h"
+
+enum { MS = 1000000 };
+
+/* ---- a peer by hand ---- */
+
+typedef struct hand {
+    int fd;
+    uint64_t n_sent;
+    uint8_t in[1 << 16];
+    size_t in_len, in_pos;
+} hand;
+
+static void hand_connect(kv_rig *rig, hand *h)
+{
+    bt_socket_address address;
+    memset(h, 0, sizeof *h);
+    assert_int_equal(bt_socket_resolve(rig->peer.tcp, false, &address, NULL), BT_OK);
+    assert_int_equal(bt_socket_connect(&address, &h->fd, NULL), BT_OK);
+    kv_rig_run_for(rig, 2);
+}
+
+static void hand_write(kv_rig *rig, hand *h, const void *bytes, size_t n)
+{
+    assert_int_equal(send(h->fd, bytes, n, MSG_NOSIGNAL), n);
+    kv_rig_run_for(rig, 3);
+}
+
+static void hand_put(kv_rig *rig, hand *h, const bt_frame *frame)
+{
+    uint8_t wire[BT_FRAME_BYTES_MAX];
+    hand_write(rig, h, wire, bt_frame_encode(frame, h->n_sent++, wire));
+}
+
+/* The next frame that came; false: none. `frame` borrows until the next call. */
+static bool hand_next(hand *h, bt_frame *frame)
+{
+    memmove(h->in, h->in + h->in_pos, h->in_len - h->in_pos);
+    h->in_len -= h->in_pos;
+    h->in_pos = 0;
+    const ssize_t n = read(h->fd, h->in + h->in_len, sizeof h->in - h->in_len);
+    h->in_len += n > 0 ? (size_t)n : 0;
+    bt_frame_header header;
+    if (h->in_len < BT_FRAME_HEADER_BYTES) {
+        return false;
+    }
+    assert_int_equal(bt_frame_decode_header(h->in, &header, NULL), BT_OK);
+    assert_true(BT_FRAME_HEADER_BYTES + header.body_bytes <= h->in_len);
+    assert_int_equal(bt_frame_decode_body(&header, h->in, frame, NULL), BT_OK);
+    h->in_pos = BT_FRAME_HEADER_BYTES + header.body_bytes;
+    return true;
+}
+
+static bool hand_is_closed(hand *h)
+{
+    uint8_t byte;
+    ssize_t n;
+    do {
+        n = read(h->fd, &byte, 1);
+    } while (n > 0);
+    return n == 0 || (n < 0 && errno != EAGAIN);
+}
+
+static void hand_hello(kv_rig *rig, hand *h)
+{
+    bt_frame frame = {.type = BT_FRAME_HELLO};
+    bt_frame_hello_set(&frame.u.hello, &rig->sink_options.terms, 33, 50);
+    frame.u.hello.expected = rig->source_options.incarnation;
+    hand_put(rig, h, &frame);
+    bt_frame reply;
+    assert_true(hand_next(h, &reply));
+    assert_int_equal(reply.type, BT_FRAME_WELCOME);
+}
+
+static bt_frame pull_frame(uint32_t i)
+{
+    return (bt_frame){
+        .type = BT_FRAME_PULL, .transfer = kv_rig_name(i), .u.pull = {.deadline_ms = 1000}};
+}
+
+/* ---- against the source ---- */
+
+/* An honest transfer that is in the middle of it all. */
+static void begin_honest(kv_rig *rig)
+{
+    kv_rig_offer(rig, 1, 0, 6);
+    kv_rig_open(rig, 1);
+    kv_rig_pull(rig, 1, 0, 6, 0);
+    assert_int_equal(bt_kv_source_announce(rig->source, kv_rig_name(1), 0, 0, 6), BT_OK);
+    kv_rig_run_for(rig, 4);
+}
+
+static void finish_honest(kv_rig *rig)
+{
+    kv_rig_announce_all(rig, 1, 6);
+    kv_rig_complete(rig, 1, "", false);
+    assert_true(kv_rig_run_done(rig, 1));
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_done, 1);
+    kv_rig_expect_moved(rig, 0, 6, 0);
+    assert_true(kv_rig_run_released(rig, 1));
+}
+
+static void garbage_closes_its_connection_alone(void **state)
+{
+    kv_rig *rig = *state;
+    begin_honest(rig);
+    uint64_t seed = 5;
+    for (int round = 0; round < 60; round++) {
+        hand h;
+        hand_connect(rig, &h);
+        if (round % 2 == 0) {
+            hand_hello(rig, &h);
+        }
+        uint8_t bytes[300];
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            bytes[i] = (uint8_t)(seed >> 33);
+        }
+        hand_write(rig, &h, bytes, sizeof bytes);
+        assert_true(hand_is_closed(&h));
+        bt_socket_close(h.fd);
+        kv_rig_run_for(rig, 2);
+    }
+    assert_int_equal(bt_kv_source_counters_get(rig->source)->frames_rejected, 60);
+    finish_honest(rig);
+}
+
+static void an_http_client_is_turned_away(void **state)
+{
+    kv_rig *rig = *state;
+    static const char text[] =
+        "GET / HTTP/1.1\r\nHost: baton\r\nUser-Agent: curl/7.88.1\r\nAccept: */*\r\n\r\n";
+    hand h;
+    hand_connect(rig, &h);
+    hand_write(rig, &h, text, sizeof text - 1);
+    assert_true(hand_is_closed(&h));
+    bt_socket_close(h.fd);
+}
+
+/* Each frame breaks one rule; the connection is closed for it. */
+static void frames_out_of_place_close_the_connection(void **state)
+{
+    kv_rig *rig = *state;
+    begin_honest(rig);
+    const bt_frame cases[] = {
+        {.type = BT_FRAME_DATA, .u.data = {.bytes = 5}},
+        {.type = BT_FRAME_COMPLETE, .u.complete = {.blob = ""}},
+        {.type = BT_FRAME_OFFER, .u.offer = {.n_tokens = 1, .n_blocks = 1}},
+        {.type = BT_FRAME_READ, .u.read = {.rect = {0, 5, 0, 1}}},
+        {.type = BT_FRAME_READ, .u.read = {.rect = {0, 1, 0, 0}}},
+        {.type = BT_FRAME_READ, .u.read = {.rect = {3, UINT32_MAX, 1, 1}}},
+        {.type = BT_FRAME_READ, .u.read = {.rect = {0, 4, 0, 2}}}, /* not announced */
+    };
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        const uint32_t number = 10 + i;
+        hand h;
+        kv_rig_offer(rig, number, 20, 4);
+        assert_int_equal(bt_kv_source_announce(rig->source, kv_rig_name(number), 1, 0, 4), BT_OK);
+        hand_connect(rig, &h);
+        hand_hello(rig, &h);
+        const bt_frame pull = pull_frame(number);
+        hand_put(rig, &h, &pull);
+        kv_rig_run_for(rig, 3);
+        bt_frame frame = cases[i];
+        frame.transfer = kv_rig_name(number);
+        hand_put(rig, &h, &frame);
+        assert_true(hand_is_closed(&h));
+        bt_socket_close(h.fd);
+        assert_true(kv_rig_run_released(rig, number));
+        assert_int_equal(kv_rig_end_of(rig, number)->outcome, BT_KV_OUTCOME_FAILED);
+        assert_int_equal(bt_kv_source_counters_get(rig->source)->frames_rejected, i + 1);
+    }
+    finish_honest(rig);
+}
+
+static void a_doubled_or_skipped_frame_closes_the_connection(void **state)
+{
+    kv_rig *rig = *state;
+    const bt_frame renew = {.type = BT_FRAME_RENEW};
+    static const uint64_t counters[] = {0, 2, UINT64_MAX}; /* 1 is due */
+    for (size_t i = 0; i < BT_ARRAY_LEN(counters); i++) {
+        hand h;
+        hand_connect(rig, &h);
+        hand_hello(rig, &h);
+        h.n_sent = counters[i];
+        hand_put(rig, &h, &renew);
+        assert_true(hand_is_closed(&h));
+        bt_socket_close(h.fd);
+        kv_rig_run_for(rig, 2);
+    }
+}
+
+static void terms_that_differ_are_refused_with_the_cure(void **state)
+{
+    kv_rig *rig = *state;
+    for (int i = 0; i < 4; i++) {
+        hand h;
+        bt_frame reply;
+        bt_frame frame = {.type = BT_FRAME_HELLO};
+        bt_kv_terms terms = rig->sink_options.terms;
+        hand_connect(rig, &h);
+        terms.numerics_id[3] ^= i == 0;
+        terms.cluster_key_fingerprint[3] ^= i == 1;
+        terms.layout.n_layers += i == 2;
+        bt_frame_hello_set(&frame.u.hello, &terms, 33, 50);
+        frame.u.hello.expected = rig->source_options.incarnation + (i == 3);
+        hand_put(rig, &h, &frame);
+        assert_true(hand_next(&h, &reply));
+        assert_int_equal(reply.type, BT_FRAME_REFUSE);
+        assert_int_equal(reply.u.end.status, BT_EMISMATCH);
+        static const char *const cures[] = {"--kernels", "key file", "same model",
+                                            "Ask the router"};
+        assert_non_null(
+            memmem(reply.u.end.text, reply.u.end.text_bytes, cures[i], strlen(cures[i])));
+        assert_true(hand_is_closed(&h));
+        bt_socket_close(h.fd);
+    }
+    assert_int_equal(bt_kv_source_counters_get(rig->source)->handshakes_refused, 4);
+}
+
+static void too_many_peers_are_told(void **state)
+{
+    kv_rig *rig = *state;
+    hand hands[3];
+    for (int i = 0; i < 3; i++) {
+        hand_connect(rig, &hands[i]);
+    }
+    bt_frame reply;
+    assert_true(hand_next(&hands[2], &reply));
+    assert_int_equal(reply.type, BT_FRAME_REFUSE);
+    assert_int_equal(reply.u.end.status, BT_EEXHAUSTED);
+    assert_true(hand_is_closed(&hands[2]));
+    /* The first two say nothing: they lose their place. */
+    kv_rig_advance(rig, 3100);
+    for (int i = 0; i < 2; i++) {
+        assert_true(hand_is_closed(&hands[i]));
+    }
+    for (int i = 0; i < 3; i++) {
+        bt_socket_close(hands[i].fd);
+    }
+    assert_int_equal(bt_kv_source_counters_get(rig->source)->peers_open, 0);
+}
+
+static void a_second_puller_is_refused_and_the_first_goes_on(void **state)
+{
+    kv_rig *rig = *state;
+    begin_honest(rig);
+    hand h;
+    bt_frame reply;
+    hand_connect(rig, &h);
+    hand_hello(rig, &h);
+    const bt_frame pull = pull_frame(1);
+    hand_put(rig, &h, &pull);
+    assert_true(hand_next(&h, &reply));
+    assert_int_equal(reply.type, BT_FRAME_REVOKE);
+    assert_int_equal(reply.u.end.status, BT_EEXISTS);
+    /* and it can't end what is not its own */
+    const bt_frame end = {.type = BT_FRAME_END, .transfer = kv_rig_name(1), .u.end = {.text = ""}};
+    hand_put(rig, &h, &end);
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_released, 0);
+    bt_socket_close(h.fd);
+    finish_honest(rig);
+}
+
+/* It pulled and fell silent: REVOKE when the lease is over, disconnect after the grace. */
+static void a_silent_sink_loses_its_lease(void **state)
+{
+    kv_rig *rig = *state;
+    hand h;
+    bt_frame frame;
+    kv_rig_offer(rig, 1, 0, 3);
+    hand_connect(rig, &h);
+    hand_hello(rig, &h);
+    const bt_frame pull = pull_frame(1);
+    hand_put(rig, &h, &pull);
+    assert_true(hand_next(&h, &frame));
+    assert_int_equal(frame.type, BT_FRAME_OFFER);
+    kv_rig_advance(rig, 9900);
+    assert_false(hand_next(&h, &frame));
+    kv_rig_advance(rig, 200);
+    kv_rig_run_for(rig, 2);
+    assert_true(hand_next(&h, &frame));
+    assert_int_equal(frame.type, BT_FRAME_REVOKE);
+    assert_int_equal(frame.u.end.status, BT_EDEADLINE);
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_released, 0); /* it may still be reading */
+    kv_rig_advance(rig, 1100);
+    kv_rig_run_for(rig, 2);
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_released, 1);
+    assert_int_equal(kv_rig_end_of(rig, 1)->outcome, BT_KV_OUTCOME_EXPIRED);
+    assert_true(hand_is_closed(&h));
+    bt_socket_close(h.fd);
+}
+
+/* READs for more than the socket takes, and nobody reads: the source does not wait for it. */
+static void a_sink_that_never_reads_blocks_nobody(void **state)
+{
+    kv_rig *rig = *state;
+    hand h;
+    hand_connect(rig, &h);
+    hand_hello(rig, &h);
+    const int small = 4096;
+    (void)setsockopt(h.fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    kv_rig_offer(rig, 2, 3, 40);
+    kv_rig_announce_all(rig, 2, 40);
+    const bt_frame pull = pull_frame(2);
+    hand_put(rig, &h, &pull);
+    for (uint32_t op = 0; op < 60; op++) {
+        const bt_frame read = {.type = BT_FRAME_READ,
+                               .transfer = kv_rig_name(2),
+                               .u.read = {.op = op, .rect = {0, 40, 0, RIG_LAYERS}}};
+        uint8_t wire[BT_FRAME_BYTES_MAX];
+        const size_t n = bt_frame_encode(&read, h.n_sent++, wire);
+        assert_int_equal(send(h.fd, wire, n, MSG_NOSIGNAL), n);
+    }
+    kv_rig_run_for(rig, 20);
+    begin_honest(rig);
+    finish_honest(rig);
+    assert_int_equal(kv_rig_end_of(rig, 2)->n_released, 0);
+    kv_rig_advance(rig, 10100); /* lease */
+    kv_rig_advance(rig, 1100);  /* grace */
+    assert_true(kv_rig_run_released(rig, 2));
+    assert_int_equal(kv_rig_end_of(rig, 2)->outcome, BT_KV_OUTCOME_EXPIRED);
+    bt_socket_close(h.fd);
+}
+
+/* ---- against the sink ---- */
+
+/* A source by hand: listens, and takes the sink's connection up to its HELLO and PULL. */
+static int fake_source_listen(kv_rig *rig)
+{
+    int fd;
+    assert_int_equal(bt_socket_listen("127.0.0.1:0", &fd, NULL), BT_OK);
+    (void)snprintf(rig->peer.tcp, sizeof rig->peer.tcp, "127.0.0.1:%d", bt_socket_port(fd));
+    return fd;
+}
+
+static void fake_source_accept(kv_rig *rig, int listen_fd, hand *h)
+{
+    memset(h, 0, sizeof *h);
+    kv_rig_run_for(rig, 3);
+    assert_int_equal(bt_socket_accept(listen_fd, &h->fd), BT_OK);
+    bt_frame frame;
+    kv_rig_run_for(rig, 2);
+    assert_true(hand_next(h, &frame));
+    assert_int_equal(frame.type, BT_FRAME_HELLO);
+    bt_frame welcome = {.type = BT_FRAME_WELCOME};
+    bt_frame_hello_set(&welcome.u.hello, &rig->sink_options.terms, rig->source_options.incarnation,
+                       50);
+    hand_put(rig, h, &welcome);
+    assert_true(hand_next(h, &frame));
+    assert_int_equal(frame.type, BT_FRAME_PULL);
+}
+
+static const uint32_t ZERO_SUMS[8];
+
+/* What a source may not say, each after a right OFFER of 2 blocks unless it is the first. */
+static void a_source_that_lies_fails_its_transfer(void **state)
+{
+    kv_rig *rig = *state;
+    const bt_kv_transfer name = kv_rig_name(0); /* replaced below */
+    const bt_frame cases[] = {
+        {.type = BT_FRAME_PULL, .transfer = name},
+        {.type = BT_FRAME_OFFER, .transfer = name, .u.offer = {.n_tokens = 32, .n_blocks = 2}},
+        {.type = BT_FRAME_ANNOUNCE,
+         .transfer = name,
+         .u.announce = {.rect = {1, 2, 0, 1}, .sums = ZERO_SUMS}},
+        {.type = BT_FRAME_ANNOUNCE,
+         .transfer = name,
+         .u.announce = {.rect = {0, 1, RIG_LAYERS, 1}, .sums = ZERO_SUMS}},
+        {.type = BT_FRAME_DATA, .transfer = name, .u.data = {.op = 0, .bytes = 100}},
+        {.type = BT_FRAME_WELCOME},
+        {.type = BT_FRAME_REFUSE, .u.end = {.status = BT_EMISMATCH, .text = ""}},
+        {.type = BT_FRAME_END, .transfer = name, .u.end = {.text = ""}},
+    };
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        const int listen_fd = fake_source_listen(rig);
+        hand h;
+        kv_rig_open(rig, i);
+        kv_rig_pull(rig, i, 4 * i, 2, 0);
+        fake_source_accept(rig, listen_fd, &h);
+        const bt_frame offer = {.type = BT_FRAME_OFFER,
+                                .transfer = kv_rig_name(i),
+                                .u.offer = {.n_tokens = 32, .n_blocks = 2}};
+        hand_put(rig, &h, &offer);
+        bt_frame frame = cases[i];
+        if (frame.transfer.attempt != 0) {
+            frame.transfer = kv_rig_name(i);
+        }
+        hand_put(rig, &h, &frame);
+        assert_true(kv_rig_run_done(rig, i));
+        assert_int_equal(kv_rig_end_of(rig, i)->status, BT_EPROTOCOL);
+        assert_true(hand_is_closed(&h));
+        assert_int_equal(bt_kv_sink_counters_get(rig->sink)->frames_rejected, i + 1);
+        bt_socket_close(h.fd);
+        bt_socket_close(listen_fd);
+    }
+    kv_rig_expect_untouched(rig);
+}
+
+/* DATA in the wrong place of a READ, and frames for transfers that are not there. */
+static void parts_that_were_not_asked_for_are_not_taken(void **state)
+{
+    kv_rig *rig = *state;
+    const int listen_fd = fake_source_listen(rig);
+    hand h;
+    bt_frame frame;
+    kv_rig_open(rig, 1);
+    kv_rig_pull(rig, 1, 0, 2, 0);
+    fake_source_accept(rig, listen_fd, &h);
+    const bt_frame offer = {.type = BT_FRAME_OFFER,
+                            .transfer = kv_rig_name(1),
+                            .u.offer = {.n_tokens = 32, .n_blocks = 2}};
+    hand_put(rig, &h, &offer);
+    const bt_frame announce = {.type = BT_FRAME_ANNOUNCE,
+                               .transfer = kv_rig_name(1),
+                               .u.announce = {.rect = {0, 2, 1, 1}, .sums = ZERO_SUMS}};
+    hand_put(rig, &h, &announce);
+    assert_true(hand_next(&h, &frame));
+    assert_int_equal(frame.type, BT_FRAME_READ);
+    hand_put(rig, &h, &announce); /* again */
+    assert_int_equal(bt_kv_sink_counters_get(rig->sink)->rejected_duplicate, 2);
+    bt_frame stranger = announce;
+    stranger.transfer = kv_rig_name(60);
+    hand_put(rig, &h, &stranger);
+    assert_int_equal(bt_kv_sink_counters_get(rig->sink)->rejected_unknown, 1);
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_failed, 0);
+    const bt_frame data = {.type = BT_FRAME_DATA,
+                           .transfer = kv_rig_name(1),
+                           .u.data = {.op = frame.u.read.op, .bytes = 512, .offset = 512}};
+    hand_put(rig, &h, &data);
+    assert_true(kv_rig_run_done(rig, 1));
+    assert_int_equal(kv_rig_end_of(rig, 1)->status, BT_EPROTOCOL);
+    kv_rig_expect_untouched(rig);
+    bt_socket_close(h.fd);
+    bt_socket_close(listen_fd);
+}
+
+static void a_source_that_never_answers_ends_at_the_time_out(void **state)
+{
+    kv_rig *rig = *state;
+    const int listen_fd = fake_source_listen(rig);
+    const int64_t deadline_ns = rig->now_ns + 60000 * (int64_t)MS;
+    assert_int_equal(bt_kv_sink_open(rig->sink, kv_rig_name(1), &rig->peer, deadline_ns, NULL),
+                     BT_OK);
+    rig->opened[1] = true;
+    kv_rig_run_for(rig, 3);
+    kv_rig_advance(rig, 2900);
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_failed, 0);
+    kv_rig_advance(rig, 200);
+    assert_int_equal(kv_rig_end_of(rig, 1)->status, BT_EPEER);
+    bt_socket_close(listen_fd);
+}
+
+static void a_source_that_falls_silent_is_given_up_after_a_lease(void **state)
+{
+    kv_rig *rig = *state;
+    const int listen_fd = fake_source_listen(rig);
+    const int64_t deadline_ns = rig->now_ns + 60000 * (int64_t)MS;
+    assert_int_equal(bt_kv_sink_open(rig->sink, kv_rig_name(1), &rig->peer, deadline_ns, NULL),
+                     BT_OK);
+    rig->opened[1] = true;
+    hand h;
+    fake_source_accept(rig, listen_fd, &h);
+    kv_rig_advance(rig, 9900);
+    assert_int_equal(kv_rig_end_of(rig, 1)->n_failed, 0);
+    kv_rig_advance(rig, 200);
+    assert_int_equal(kv_rig_end_of(rig, 1)->status, BT_EPEER);
+    assert_non_null(strstr(kv_rig_end_of(rig, 1)->text, "silent"));
+    bt_socket_close(h.fd);
+    bt_socket_close(listen_fd);
+}
+
+/* ---- which transport ---- */
+
+static void auto_takes_shm_on_one_host_and_tcp_when_it_fails(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        kv_rig rig;
+        kv_rig_create(&rig, BT_KV_TRANSPORT_AUTO);
+        rig.sink_options.no_shm = i == 1;
+        kv_rig_start_source(&rig);
+        kv_rig_start_sink(&rig);
+        if (i == 2) { /* not our host */
+            rig.peer.boot_id[0] ^= 1;
+        }
+        if (i == 3) { /* our host, but its socket is out of reach (another container) */
+            (void)snprintf(rig.peer.shm, sizeof rig.peer.shm, "@baton-nobody-listens-here");
+        }
+        kv_rig_offer(&rig, 1, 0, 4);
+        kv_rig_announce_all(&rig, 1, 4);
+        kv_rig_complete(&rig, 1, "", false);
+        kv_rig_open(&rig, 1);
+        kv_rig_pull(&rig, 1, 0, 4, 0);
+        assert_true(kv_rig_run_done(&rig, 1));
+        assert_int_equal(kv_rig_end_of(&rig, 1)->n_done, 1);
+        assert_int_equal(kv_rig_end_of(&rig, 1)->stats.transport,
+                         i == 0 ? BT_KV_TRANSPORT_SHM : BT_KV_TRANSPORT_TCP);
+        kv_rig_expect_moved(&rig, 0, 4, 0);
+        assert_true(kv_rig_run_released(&rig, 1));
+        kv_rig_destroy(&rig);
+    }
+}
+
+static void a_pinned_transport_that_does_not_reach_is_an_error_with_advice(void **state)
+{
+    (void)state;
+    kv_rig rig;
+    kv_rig_create(&rig, BT_KV_TRANSPORT_AUTO);
+    rig.sink_options.transport = BT_KV_TRANSPORT_SHM;
+    kv_rig_start_source(&rig);
+    kv_rig_start_sink(&rig);
+    rig.peer.boot_id[0] ^= 1;
+    bt_error err;
+    assert_int_equal(bt_kv_sink_open(rig.sink, kv_rig_name(1), &rig.peer, rig.now_ns + 1, &err),
+                     BT_EINVAL);
+    assert_non_null(strstr(err.text, "pinned: shm"));
+    kv_rig_destroy(&rig);
+}
+
+static void names_of_transports_go_both_ways(void **state)
+{
+    (void)state;
+    bt_kv_transport transport;
+    for (int i = BT_KV_TRANSPORT_AUTO; i <= BT_KV_TRANSPORT_LOOPBACK; i++) {
+        assert_true(bt_kv_transport_parse(bt_kv_transport_name((bt_kv_transport)i), &transport));
+        assert_int_equal(transport, i);
+    }
+    assert_false(bt_kv_transport_parse("rdma", &transport));
+}
+
+static int set_up(void **state)
+{
+    kv_rig *rig = malloc(sizeof *rig);
+    assert_non_null(rig);
+    kv_rig_setup(rig, BT_KV_TRANSPORT_TCP);
+    *state = rig;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    kv_rig_destroy(*state);
+    free(*state);
+    return 0;
+}
+
+#define ON_RIG(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        ON_RIG(garbage_closes_its_connection_alone),
+        ON_RIG(an_http_client_is_turned_away),
+        ON_RIG(frames_out_of_place_close_the_connection),
+        ON_RIG(a_doubled_or_skipped_frame_closes_the_connection),
+        ON_RIG(terms_that_differ_are_refused_with_the_cure),
+        ON_RIG(too_many_peers_are_told),
+        ON_RIG(a_second_puller_is_refused_and_the_first_goes_on),
+        ON_RIG(a_silent_sink_loses_its_lease),
+        ON_RIG(a_sink_that_never_reads_blocks_nobody),
+        ON_RIG(a_source_that_lies_fails_its_transfer),
+        ON_RIG(parts_that_were_not_asked_for_are_not_taken),
+        ON_RIG(a_source_that_never_answers_ends_at_the_time_out),
+        ON_RIG(a_source_that_falls_silent_is_given_up_after_a_lease),
+        cmocka_unit_test(auto_takes_shm_on_one_host_and_tcp_when_it_fails),
+        cmocka_unit_test(a_pinned_transport_that_does_not_reach_is_an_error_with_advice),
+        cmocka_unit_test(names_of_transports_go_both_ways),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
