@@ -315,7 +315,7 @@ static const patch patches[] = {
     {"t.f32", 0, 0, 4, BT_ECORRUPT, "tensor 't.f32': 0 dimensions"},
     {"t.f32", 0, 5, 4, BT_ECORRUPT, "tensor 't.f32': 5 dimensions"},
     {"t.f32", 0, UINT32_MAX, 4, BT_ECORRUPT, "tensor 't.f32': 4294967295 dimensions"},
-    {"t.f32", 0, 1, 4, BT_EUNSUPPORTED, "rows of 3 elements, but Q4_0"},
+    {"t.f32", 0, 1, 4, BT_ECORRUPT, "rows of 3 elements, but Q4_0"},
     {"t.f32", 0, 3, 4, BT_ECORRUPT, "tensor"},
     {"t.f32", 4, 0, 8, BT_ECORRUPT, "tensor 't.f32': dimension 0 is 0"},
     {"t.f32", 12, 0, 8, BT_ECORRUPT, "tensor 't.f32': dimension 1 is 0"},
