@@ -11,6 +11,7 @@
 #ifndef BT_CLI_CLI_H
 #define BT_CLI_CLI_H
 
+#include "common/config.h"
 #include "common/status.h"
 
 enum {
@@ -18,11 +19,12 @@ enum {
     BT_CLI_FAILED = 1, /* what was asked for could not be done */
     BT_CLI_USAGE = 2,  /* the command line made no sense */
     BT_CLI_INTERRUPTED = 130,
+    BT_CLI_RUN = -1, /* of bt_cli_configure: no exit, go on */
 };
 
 typedef struct bt_cli_command {
-    const char *name;    /* "up" */
-    const char *summary; /* one line of `baton --help`, no full stop */
+    const char *name;                  /* "up" */
+    const char *summary;               /* one line of `baton --help`, no full stop */
     int (*run)(int argc, char **argv); /* argv[0] is the command's name; returns an exit code */
 } bt_cli_command;
 
@@ -38,5 +40,14 @@ extern const bt_cli_command bt_cli_bench;
 /* Prints "baton COMMAND: text" on stderr; returns BT_CLI_USAGE for BT_EINVAL when `usage`,
  * with a pointer to --help, else BT_CLI_FAILED. */
 int bt_cli_fail(const char *command, bt_status status, const bt_error *err, bool usage);
+
+/* Reads the options of a command into *target. BT_CLI_RUN: go on, the caller owns *out (the strings
+ * in *target live as long). Otherwise an exit code: --help or --print-config was printed, or what
+ * is wrong. */
+int bt_cli_configure(const bt_config_spec *spec, int argc, char **argv, void *target,
+                     bt_config **out);
+
+/* Splits FILE[=NAME] at the last '='; `text` is written to. *name is NULL without one. */
+void bt_cli_split_model(char *text, const char **name);
 
 #endif /* BT_CLI_CLI_H */

@@ -512,8 +512,10 @@ static bt_status check_free(const char *name, const char **address, char kept[AD
     }
     const char *colon = strrchr(*address, ':');
     if (colon && strcmp(colon, ":0") == 0) {
-        (void)snprintf(kept, ADDRESS_BYTES, "%.*s:%d", (int)(colon - *address), *address,
+        char settled[ADDRESS_BYTES]; /* *address may be `kept` itself */
+        (void)snprintf(settled, sizeof settled, "%.*s:%d", (int)(colon - *address), *address,
                        bt_socket_port(fd));
+        memcpy(kept, settled, sizeof settled);
         *address = kept;
     }
     (void)close(fd);

@@ -125,16 +125,17 @@ static void make_ids(bt_model *model, const bt_rope *rope, const bt_gguf *gguf)
     model->numerics_id = bt_hash128_final(&hash);
 }
 
-static void make_name(bt_model *model, const bt_gguf *gguf, const char *path)
+/* "dir/x.gguf" -> "x". */
+static void make_name(bt_model *model, const bt_model_options *options)
 {
-    bt_gguf_string name;
-    if (bt_gguf_get_string(gguf, "general.name", &name, NULL) != BT_OK || name.len == 0) {
-        const char *slash = strrchr(path, '/');
-        name.bytes = slash ? slash + 1 : path;
-        name.len = strlen(name.bytes);
+    const char *slash = strrchr(options->path, '/');
+    const char *from = options->name ? options->name : slash ? slash + 1 : options->path;
+    size_t len = strlen(from);
+    if (!options->name && len > 5 && strcmp(from + len - 5, ".gguf") == 0) {
+        len -= 5;
     }
-    const size_t len = bt_size_min(name.len, sizeof model->name - 1);
-    memcpy(model->name, name.bytes, len);
+    len = bt_size_min(len, sizeof model->name - 1);
+    memcpy(model->name, from, len);
     model->name[len] = '\0';
 }
 
@@ -163,7 +164,7 @@ static bt_status load_file(bt_model *model, const bt_gguf *gguf, const bt_model_
                                  &model->weights, err);
     }
     if (status == BT_OK) {
-        make_name(model, gguf, options->path);
+        make_name(model, options);
         make_ids(model, &rope, gguf);
     }
     return status;

@@ -39,14 +39,15 @@ typedef struct bt_model_params {
 typedef void (*bt_model_progress_fn)(void *ctx, uint64_t done, uint64_t total);
 
 typedef struct bt_model_options {
-    const char *path;              /* GGUF file */
-    const char *kernels;           /* kernel path, or "auto" */
-    bt_kv_format kv_format;        /* of the pool it will run on */
-    uint32_t n_threads;            /* at least 1 */
-    uint32_t rows_max;             /* largest step */
-    uint32_t spans_max;            /* most sequences in a step */
-    uint32_t logits_max;           /* most logit rows in a step */
-    uint32_t context_max;          /* 0: the file's context length */
+    const char *path;       /* GGUF file */
+    const char *name;       /* what the cluster calls it; NULL: the file\'s name without ".gguf" */
+    const char *kernels;    /* kernel path, or "auto" */
+    bt_kv_format kv_format; /* of the pool it will run on */
+    uint32_t n_threads;     /* at least 1 */
+    uint32_t rows_max;      /* largest step */
+    uint32_t spans_max;     /* most sequences in a step */
+    uint32_t logits_max;    /* most logit rows in a step */
+    uint32_t context_max;   /* 0: the file's context length */
     bt_model_progress_fn progress; /* NULL: none */
     void *progress_ctx;
 } bt_model_options;
@@ -63,7 +64,7 @@ const bt_kv_layout *bt_model_kv_layout(const bt_model *model);
 /* Kernel path in use, as `baton status` prints it. */
 const char *bt_model_kernels(const bt_model *model);
 
-/* general.name of the file, or the file's base name. */
+/* What the cluster calls it. */
 const char *bt_model_name(const bt_model *model);
 
 /* Names what decides the bits of a result (DESIGN.md, section 1): numerics class of the kernel

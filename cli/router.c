@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `baton router`: serves clients and lets workers attach, until a signal. */
+#include "cli/cli.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/client.h"
+#include "cli/process.h"
+#include "router/router.h"
+
+typedef struct router_options {
+    bt_config_list models;
+    const char *listen;
+    const char *attach;
+    const char *name;
+    int64_t requests_max;
+    int64_t queue_max;
+    int64_t prompt_tokens_max;
+    uint64_t request_bytes_max;
+    int64_t request_time_ns;
+    int64_t queue_time_ns;
+    uint64_t slow_client_bytes;
+    int64_t retry_pushback_ns;
+    bool local_prefill;
+    int64_t local_prefill_tokens;
+    bool allow_mixed_numerics;
+    int64_t attempts_max;
+    int64_t prefix_blocks_max;
+    int64_t worker_timeout_ns;
+    bt_process_options process;
+} router_options;
+
+#define FIELD(field) offsetof(router_options, field)
+#define MS INT64_C(1000000)
+
+static const bt_config_option options_table[] = {
+    {.name = "model",
+     .type = BT_CONFIG_STRINGS,
+     .group = "What it serves",
+     .placeholder = "FILE[=NAME]",
+     .help = "GGUF file whose tokenizer and chat template it uses (the weights are not read), and "
+             "the name that requests give; the file's name without .gguf if there is none. Again "
+             "for each further model. Required.",
+     .offset = FIELD(models)},
+    {.name = "listen",
+     .type = BT_CONFIG_STRING,
+     .group = "What it serves",
+     .fallback = BT_CLIENT_ADDRESS,
+     .placeholder = "HOST:PORT",
+     .help = "Where clients connect (gRPC).",
+     .offset = FIELD(listen)},
+    {.name = "attach",
+     .type = BT_CONFIG_STRING,
+     .group = "What it serves",
+     .fallback = "127.0.0.1:7071",
+     .placeholder = "HOST:PORT",
+     .help = "Where workers attach. Keep it inside: who reaches it can serve requests.",
+     .offset = FIELD(attach)},
+    {.name = "name",
+     .type = BT_CONFIG_STRING,
+     .group = "What it serves",
+     .fallback = "router",
+     .placeholder = "NAME",
+     .help = "Name in status and in the workers' logs.",
+     .offset = FIELD(name)},
+    {.name = "requests-max",
+     .type = BT_CONFIG_INT,
+     .group = "Limits",
+     .unit = "requests",
+     .min = 1,
+     .max = 65536,
+     .help = "Most requests at a time, queued ones included; further ones get RESOURCE_EXHAUSTED.",
+     .offset = FIELD(requests_max)},
+    {.name = "queue-max",
+     .type = BT_CONFIG_INT,
+     .group = "Limits",
+     .unit = "requests",
+     .min = 0,
+     .max = 65536,
+     .help = "Most requests that wait for a worker.",
+     .offset = FIELD(queue_max)},
+    {.name = "queue-time",
+     .type = BT_CONFIG_DURATION,
+     .group = "Limits",
+     .min = MS,
+     .help = "Longest wait for a worker that has room.",
+     .offset = FIELD(queue_time_ns)},
+    {.name = "prompt-tokens-max",
+     .type = BT_CONFIG_INT,
+     .group = "Limits",
+     .unit = "tokens",
+     .min = 0,
+     .max = 1 << 24,
+     .help = "Longest prompt; 0 leaves it to the model's context.",
+     .offset = FIELD(prompt_tokens_max)},
+    {.name = "request-bytes-max",
+     .type = BT_CONFIG_BYTES,
+     .group = "Limits",
+     .min = 1024,
+     .max = INT64_C(1) << 30,
+     .help = "Largest request message.",
+     .offset = FIELD(request_bytes_max)},
+    {.name = "max-request-time",
+     .type = BT_CONFIG_DURATION,
+     .group = "Limits",
+     .min = MS,
+     .help = "Deadline of a request that brings none, and the longest that one may bring.",
+     .offset = FIELD(request_time_ns)},
+    {.name = "slow-client-bytes",
+     .type = BT_CONFIG_BYTES,
+     .group = "Limits",
+     .min = 1024,
+     .help = "Text that waits for a client that does not read, before its stream is aborted.",
+     .offset = FIELD(slow_client_bytes)},
+    {.name = "retry-pushback",
+     .type = BT_CONFIG_DURATION,
+     .group = "Limits",
+     .min = 0,
+     .help = "What a client is told to wait when there is no room.",
+     .offset = FIELD(retry_pushback_ns)},
+    {.name = "local-prefill",
+     .type = BT_CONFIG_BOOL,
+     .group = "Placement",
+     .help = "Lets decode workers compute prompts when no prefill worker is ready.",
+     .offset = FIELD(local_prefill)},
+    {.name = "local-prefill-tokens",
+     .type = BT_CONFIG_INT,
+     .group = "Placement",
+     .unit = "tokens",
+     .min = 0,
+     .max = 1 << 24,
+     .help =
+         "A prompt with fewer tokens left to compute than this is computed on the decode worker; "
+         "0 is never.",
+     .offset = FIELD(local_prefill_tokens)},
+    {.name = "attempts-max",
+     .type = BT_CONFIG_INT,
+     .group = "Placement",
+     .unit = "attempts",
+     .min = 1,
+     .max = 16,
+     .help = "How often a request is placed before it fails, the first time included.",
+     .offset = FIELD(attempts_max)},
+    {.name = "prefix-blocks-max",
+     .type = BT_CONFIG_INT,
+     .group = "Placement",
+     .unit = "blocks",
+     .min = 1,
+     .max = INT64_C(1) << 28,
+     .help = "KV blocks (of 16 tokens) whose places it remembers.",
+     .offset = FIELD(prefix_blocks_max)},
+    {.name = "worker-timeout",
+     .type = BT_CONFIG_DURATION,
+     .group = "Placement",
+     .min = 100 * MS,
+     .help = "A worker that is silent for so long is taken for dead.",
+     .offset = FIELD(worker_timeout_ns)},
+    {.name = "allow-mixed-numerics",
+     .type = BT_CONFIG_BOOL,
+     .group = "Placement",
+     .help = "Pairs workers whose results differ in their last bits; replies then say so.",
+     .offset = FIELD(allow_mixed_numerics)},
+    BT_PROCESS_CONFIG_ROWS(router_options, process),
+};
+
+static const bt_config_spec spec = {
+    .command = "baton router",
+    .section = "router",
+    .summary =
+        "Runs a router: clients connect to --listen, workers attach to --attach. It serves until\n"
+        "Ctrl-C. All its state is soft: a restarted one knows its workers again in a second.",
+    .examples =
+        "  baton router --model SmolLM2-135M-Instruct.Q4_1.gguf\n"
+        "  baton router --model a.gguf=small --model b.gguf=large --listen 0.0.0.0:7070 \\\n"
+        "      --attach 10.0.0.1:7071 --admin 10.0.0.1:7072\n",
+    .options = options_table,
+    .n_options = BT_ARRAY_LEN(options_table),
+};
+
+typedef struct router_process {
+    router_options options;
+    bt_process process;
+    bt_router *router;
+} router_process;
+
+/* The router's own defaults show in --print-config as values of ours. */
+static void set_defaults(router_options *o)
+{
+    bt_router_options d;
+    bt_router_options_init(&d);
+    o->requests_max = d.requests_max;
+    o->queue_max = d.queue_max;
+    o->prompt_tokens_max = d.prompt_tokens_max;
+    o->request_bytes_max = d.request_bytes_max;
+    o->request_time_ns = (int64_t)d.request_time_ms * MS;
+    o->queue_time_ns = (int64_t)d.queue_time_ms * MS;
+    o->slow_client_bytes = d.slow_client_bytes;
+    o->retry_pushback_ns = (int64_t)d.retry_pushback_ms * MS;
+    o->local_prefill = d.local_prefill;
+    o->local_prefill_tokens = d.local_prefill_tokens;
+    o->allow_mixed_numerics = d.allow_mixed_numerics;
+    o->attempts_max = d.attempts_max;
+    o->prefix_blocks_max = d.prefix_blocks_max;
+    o->worker_timeout_ns = (int64_t)d.worker_timeout_ms * MS;
+}
+
+static bt_router_model model_of(char *text)
+{
+    bt_router_model model = {.path = text};
+    bt_cli_split_model(text, &model.name);
+    return model;
+}
+
+static bt_status start_router(router_process *r, bt_error *err)
+{
+    const router_options *o = &r->options;
+    if (o->models.n == 0) {
+        return bt_error_set(err, BT_EINVAL, "a router needs a model: --model FILE[=NAME]");
+    }
+    if (o->models.n > BT_ROUTER_MODELS_MAX) {
+        return bt_error_set(err, BT_EINVAL, "a router serves %d models at most",
+                            BT_ROUTER_MODELS_MAX);
+    }
+    bt_router_options options;
+    bt_router_options_init(&options);
+    char texts[BT_ROUTER_MODELS_MAX][1024];
+    for (size_t i = 0; i < o->models.n; i++) {
+        if (snprintf(texts[i], sizeof texts[i], "%s", o->models.items[i]) >= (int)sizeof texts[i]) {
+            return bt_error_set(err, BT_EINVAL, "--model: the path is too long");
+        }
+        options.models[i] = model_of(texts[i]);
+    }
+    options.n_models = o->models.n;
+    options.client_address = o->listen;
+    options.attach_address = o->attach;
+    options.name = o->name;
+    options.cluster_key = r->process.cluster_key;
+    options.requests_max = (uint32_t)o->requests_max;
+    options.queue_max = (uint32_t)o->queue_max;
+    options.prompt_tokens_max = (uint32_t)o->prompt_tokens_max;
+    options.request_bytes_max = (uint32_t)o->request_bytes_max;
+    options.request_time_ms = (uint64_t)(o->request_time_ns / MS);
+    options.queue_time_ms = (uint64_t)(o->queue_time_ns / MS);
+    options.slow_client_bytes = o->slow_client_bytes;
+    options.retry_pushback_ms = (uint64_t)(o->retry_pushback_ns / MS);
+    options.local_prefill = o->local_prefill;
+    options.local_prefill_tokens = (uint32_t)o->local_prefill_tokens;
+    options.allow_mixed_numerics = o->allow_mixed_numerics;
+    options.attempts_max = (uint32_t)o->attempts_max;
+    options.prefix_blocks_max = (uint32_t)o->prefix_blocks_max;
+    options.worker_timeout_ms = (uint64_t)(o->worker_timeout_ns / MS);
+    const bt_status status = bt_router_create(r->process.loop, r->process.rpc, r->process.metrics,
+                                              &options, &r->router, err);
+    if (status == BT_OK) {
+        bt_log(BT_INFO, "router started: client_port=%d attach_port=%d",
+               bt_router_client_port(r->router), bt_router_attach_port(r->router));
+    }
+    return status;
+}
+
+static const char *health(void *ctx, bool *ready)
+{
+    const router_process *r = ctx;
+    *ready = bt_router_is_ready(r->router);
+    return *ready ? "ready" : "no model has workers for a whole request";
+}
+
+static void on_stopped(void *ctx)
+{
+    router_process *r = ctx;
+    bt_process_stopped(&r->process);
+}
+
+static void stop(void *ctx, uint64_t grace_ms)
+{
+    router_process *r = ctx;
+    bt_router_shutdown(r->router, grace_ms, on_stopped, r);
+}
+
+static bt_status serve(router_process *r, bt_error *err)
+{
+    bt_status status = bt_process_init(&r->process, r->options.name, &r->options.process, err);
+    if (status == BT_OK) {
+        status = start_router(r, err);
+    }
+    if (status != BT_OK) {
+        return status;
+    }
+    const bt_process_hooks hooks = {.health = health, .stop = stop, .ctx = r};
+    status = bt_process_run(&r->process, &hooks);
+    if (status != BT_OK) {
+        bt_error_set(err, status, "cannot run: %s", bt_status_text(status));
+    }
+    return status;
+}
+
+static int run(int argc, char **argv)
+{
+    router_process r = {.router = NULL};
+    set_defaults(&r.options);
+    bt_config *config = NULL;
+    const int code = bt_cli_configure(&spec, argc, argv, &r.options, &config);
+    if (code != BT_CLI_RUN) {
+        return code;
+    }
+    bt_error err = {{0}};
+    const bt_status status = serve(&r, &err);
+    bt_router_destroy(r.router);
+    bt_process_deinit(&r.process);
+    bt_config_destroy(config);
+    return status == BT_OK ? BT_CLI_OK : bt_cli_fail(argv[0], status, &err, status == BT_EINVAL);
+}
+
+const bt_cli_command bt_cli_router = {
+    .name = "router",
+    .summary = "Run a router: clients and workers connect to it",
+    .run = run,
+};
