@@ -82,6 +82,35 @@ bool bt_link_mirror_store(bt_link_mirror *m, const bt_block_hash *id);
 void bt_link_mirror_evict(bt_link_mirror *m, const bt_block_hash *id);
 void bt_link_mirror_clear(bt_link_mirror *m);
 
+/* ---- runs: what a worker was given and has not finished ---- */
+
+typedef struct bt_link_open_run {
+    bt_request_id id;
+    uint32_t attempt;
+    uint32_t router; /* who gave it */
+    bool open;       /* else the slot is free */
+    uint32_t next_free;
+} bt_link_open_run;
+
+typedef struct bt_link_runs {
+    bt_link_open_run *items; /* [max] */
+    bt_map128 *slots_by_id;
+    uint32_t max;
+    uint32_t first_free;
+    uint32_t n_open;
+} bt_link_runs;
+
+/* BT_ENOMEM; deinit is needed then too. */
+BT_MUST_CHECK bt_status bt_link_runs_init(bt_link_runs *runs, uint32_t max);
+void bt_link_runs_deinit(bt_link_runs *runs);
+
+/* NULL: no such run is open. */
+bt_link_open_run *bt_link_runs_find(bt_link_runs *runs, bt_request_id id, uint32_t attempt);
+
+/* false: full. The run must not be open. */
+bool bt_link_runs_open(bt_link_runs *runs, bt_request_id id, uint32_t attempt, uint32_t router);
+void bt_link_runs_close(bt_link_runs *runs, bt_link_open_run *run);
+
 /* ---- out: each adds one event; false as bt_link_outbox_add ---- */
 bool bt_link_put_hello(bt_link_outbox *outbox, const bt_link_hello *hello);
 bool bt_link_put_load(bt_link_outbox *outbox, const bt_link_load *load);

@@ -76,14 +76,6 @@ struct session {
     uint32_t snapshot_slot; /* next slot of the mirror to look at */
 };
 
-typedef struct run {
-    bt_request_id id;
-    uint32_t attempt;
-    uint32_t router;
-    bool open;
-    uint32_t next_free;
-} run;
-
 struct bt_link_worker {
     bt_loop *loop;
     bt_rpc *rpc;
@@ -98,10 +90,7 @@ struct bt_link_worker {
     bt_link_load load;
     bt_link_mirror mirror;
 
-    run *runs; /* [runs_max] */
-    bt_map128 *runs_by_id;
-    uint32_t runs_max;
-    uint32_t first_free;
+    bt_link_runs runs;
 
     bool closing;     /* shutdown was called */
     bool close_begun; /* and the loop came round since */
@@ -111,49 +100,6 @@ struct bt_link_worker {
     void *closed_ctx;
     bt_link_worker_stats stats;
 };
-
-/* ---- runs ---- */
-
-/* Attempts of one request are runs of their own. */
-static bt_hash128 run_key(bt_request_id id, uint32_t attempt)
-{
-    return (bt_hash128){.w = {id.hi, id.lo + attempt * UINT64_C(0x9e3779b97f4a7c15)}};
-}
-
-static run *find_run(bt_link_worker *link, bt_request_id id, uint32_t attempt)
-{
-    uint64_t slot;
-    if (!bt_map128_get(link->runs_by_id, run_key(id, attempt), &slot)) {
-        return NULL;
-    }
-    run *r = &link->runs[slot];
-    BT_ASSERT(r->open);
-    return r;
-}
-
-static run *open_run(bt_link_worker *link, bt_request_id id, uint32_t attempt, uint32_t router)
-{
-    const uint32_t slot = link->first_free;
-    if (slot == link->runs_max ||
-        bt_map128_put(link->runs_by_id, run_key(id, attempt), slot) != BT_OK) {
-        return NULL;
-    }
-    run *r = &link->runs[slot];
-    link->first_free = r->next_free;
-    *r = (run){.id = id, .attempt = attempt, .router = router, .open = true};
-    link->stats.runs_open++;
-    return r;
-}
-
-static void close_run(bt_link_worker *link, run *r)
-{
-    BT_ASSERT(r->open);
-    (void)bt_map128_remove(link->runs_by_id, run_key(r->id, r->attempt), NULL);
-    r->open = false;
-    r->next_free = link->first_free;
-    link->first_free = (uint32_t)(r - link->runs);
-    link->stats.runs_open--;
-}
 
 /* ---- sending ---- */
 
@@ -269,7 +215,7 @@ static bool take_run(session *s, const Baton__Worker__V1__Run *in)
     if (!bt_link_get_id(in->id, &id, &attempt)) {
         return false;
     }
-    if (find_run(link, id, attempt) != NULL) {
+    if (bt_link_runs_find(&link->runs, id, attempt) != NULL) {
         link->stats.runs_duplicate++;
         return true;
     }
@@ -277,7 +223,7 @@ static bool take_run(session *s, const Baton__Worker__V1__Run *in)
         refuse_run(s, id, attempt, BT_EPROTOCOL, "the router sent a run that makes no sense");
         return true;
     }
-    if (open_run(link, id, attempt, s->idx) == NULL) {
+    if (!bt_link_runs_open(&link->runs, id, attempt, s->idx)) {
         refuse_run(s, id, attempt, BT_EEXHAUSTED, "this worker has as many runs as it can hold");
         return true;
     }
@@ -294,7 +240,7 @@ static bool take_cancel(session *s, const Baton__Worker__V1__Cancel *in)
     if (!bt_link_get_id(in->id, &id, &attempt)) {
         return false;
     }
-    const run *r = find_run(link, id, attempt);
+    const bt_link_open_run *r = bt_link_runs_find(&link->runs, id, attempt);
     if (r == NULL || r->router != s->idx) {
         link->stats.cancels_unknown++;
         return true;
@@ -397,13 +343,11 @@ static void dial(void *ctx);
 
 static void cancel_runs_of(bt_link_worker *link, uint32_t router)
 {
-    for (uint32_t i = 0; i < link->runs_max; i++) {
-        run *r = &link->runs[i];
-        if (r->open && r->router == router) {
-            const bt_request_id id = r->id;
-            const uint32_t attempt = r->attempt;
-            close_run(link, r);
-            link->callbacks->on_cancel(id, attempt, link->ctx);
+    for (uint32_t i = 0; i < link->runs.max; i++) {
+        const bt_link_open_run r = link->runs.items[i];
+        if (r.open && r.router == router) {
+            bt_link_runs_close(&link->runs, &link->runs.items[i]);
+            link->callbacks->on_cancel(r.id, r.attempt, link->ctx);
         }
     }
 }
@@ -564,16 +508,12 @@ static bt_status init_session(session *s, bt_link_worker *link, uint32_t idx,
 
 static bt_status init_tables(bt_link_worker *link, const bt_link_worker_options *options)
 {
-    link->runs_max = options->runs_max > 0 ? options->runs_max : RUNS_MAX;
-    link->runs = calloc(link->runs_max, sizeof *link->runs);
     link->sessions = calloc(options->n_routers, sizeof *link->sessions);
-    if (link->runs == NULL || link->sessions == NULL) {
-        return BT_ENOMEM;
+    bt_status status = link->sessions != NULL ? BT_OK : BT_ENOMEM;
+    if (status == BT_OK) {
+        status =
+            bt_link_runs_init(&link->runs, options->runs_max > 0 ? options->runs_max : RUNS_MAX);
     }
-    for (uint32_t i = 0; i < link->runs_max; i++) {
-        link->runs[i].next_free = i + 1;
-    }
-    bt_status status = bt_map128_create(link->runs_max, &link->runs_by_id);
     if (status == BT_OK) {
         status = bt_link_mirror_init(&link->mirror, options->hello->pool_blocks + MIRROR_SLACK);
     }
@@ -628,7 +568,7 @@ bt_status bt_link_worker_create(bt_loop *loop, bt_rpc *rpc, const bt_link_worker
 /* ---- events ---- */
 
 /* The session that an event of this run goes to; NULL: nobody waits for it. */
-static session *find_session(bt_link_worker *link, const run *r)
+static session *find_session(bt_link_worker *link, const bt_link_open_run *r)
 {
     session *s = r != NULL ? &link->sessions[r->router] : NULL;
     if (s == NULL || s->state != UP || s->cut || link->closing) {
@@ -640,7 +580,7 @@ static session *find_session(bt_link_worker *link, const run *r)
 
 void bt_link_worker_tokens(bt_link_worker *link, const bt_link_tokens *tokens)
 {
-    session *s = find_session(link, find_run(link, tokens->id, tokens->attempt));
+    session *s = find_session(link, bt_link_runs_find(&link->runs, tokens->id, tokens->attempt));
     if (s != NULL) {
         need_room(s, bt_link_put_tokens(&s->outbox, tokens));
     }
@@ -648,10 +588,10 @@ void bt_link_worker_tokens(bt_link_worker *link, const bt_link_tokens *tokens)
 
 void bt_link_worker_finished(bt_link_worker *link, const bt_link_finished *finished)
 {
-    run *r = find_run(link, finished->id, finished->attempt);
+    bt_link_open_run *r = bt_link_runs_find(&link->runs, finished->id, finished->attempt);
     session *s = find_session(link, r);
     if (r != NULL) {
-        close_run(link, r);
+        bt_link_runs_close(&link->runs, r);
     }
     if (s != NULL) {
         need_room(s, bt_link_put_finished(&s->outbox, finished));
@@ -728,7 +668,9 @@ void bt_link_worker_flush(bt_link_worker *link)
 
 bt_link_worker_stats bt_link_worker_get_stats(const bt_link_worker *link)
 {
-    return link->stats;
+    bt_link_worker_stats stats = link->stats;
+    stats.runs_open = link->runs.n_open;
+    return stats;
 }
 
 /* ---- end ---- */
@@ -815,8 +757,7 @@ void bt_link_worker_destroy(bt_link_worker *link)
     bt_timer_destroy(link->grace);
     bt_link_arena_reset(&link->arena);
     bt_link_mirror_deinit(&link->mirror);
-    bt_map128_destroy(link->runs_by_id);
-    free(link->runs);
+    bt_link_runs_deinit(&link->runs);
     free(link->sessions);
     free(link);
 }
