@@ -125,9 +125,9 @@ static void prompts_scores_come_in_order_before_the_token(void **state)
 static void lease_that_nobody_claims_expires(void **state)
 {
     (void)state;
-    bt_rig *rig = alone(&(bt_rig_options){.lease_ms = 100});
+    bt_rig *rig = alone(&(bt_rig_options){.lease_ms = 500});
     static bt_rig_request r;
-    bt_rig_request_init(rig, &r, prompt, PROMPT);
+    bt_rig_request_init(rig, &r, prompt, 20);
     bt_rig_send(rig, BT_RIG_PREFILL, BT_LINK_MODE_PREFILL, &r);
     bt_rig_wait_finished(rig, BT_RIG_PREFILL, &r);
     assert_int_equal(r.end[BT_RIG_PREFILL].status, BT_EPEER);
@@ -220,9 +220,9 @@ static void full_table_refuses_and_goes_on(void **state)
 static void worker_that_drains_refuses_and_lets_runs_end(void **state)
 {
     (void)state;
-    bt_rig *rig = alone(&(bt_rig_options){.lease_ms = 300});
+    bt_rig *rig = alone(&(bt_rig_options){.lease_ms = 500});
     static bt_rig_request r;
-    bt_rig_request_init(rig, &r, prompt, PROMPT);
+    bt_rig_request_init(rig, &r, prompt, 20);
     bt_rig_send(rig, BT_RIG_PREFILL, BT_LINK_MODE_PREFILL, &r);
     bt_rig_wait_tokens(rig, &r, 1);
     bt_rig_stop_worker(rig, BT_RIG_PREFILL, 10000); /* ends with the lease, not with the grace */

@@ -200,20 +200,27 @@ static void request_that_ends_with_its_first_token_drops_the_pull(void **state)
     bt_rig_destroy(rig);
 }
 
-/* The link is slow, so that a cut after `ms` meets each stage: queued, computing, pulling. */
+/* The link is slow, so that a cut after `ms`, or, with ms UINT64_MAX, when all first tokens are
+ * here, meets each stage: queued, computing, pulling. */
 static void cut_after(uint64_t ms, bool at_prefill, bool at_decode)
 {
     static bt_rig_request r[4];
     bt_rig *rig = bt_rig_create(&(bt_rig_options){.transport = BT_KV_TRANSPORT_TCP,
                                                   .chunk = 16,
                                                   .token_budget = 32,
-                                                  .kv_rate_limit_bytes_s = 256 << 10});
+                                                  .lease_ms = 20000,
+                                                  .kv_rate_limit_bytes_s = 64 << 10});
     for (int i = 0; i < 4; i++) {
         describe(rig, &r[i], 12 + i);
         r[i].sampling.max_tokens = 200;
         bt_rig_send_split(rig, &r[i]);
     }
-    bt_rig_run_ms(rig, ms);
+    for (int i = 0; ms == UINT64_MAX && i < 4; i++) {
+        bt_rig_wait_tokens(rig, &r[i], 1);
+    }
+    if (ms != UINT64_MAX) {
+        bt_rig_run_ms(rig, ms);
+    }
     for (int i = 0; i < 4; i++) {
         if (at_prefill) {
             bt_rig_cancel(rig, BT_RIG_PREFILL, &r[i]);
@@ -236,18 +243,18 @@ static void cut_after(uint64_t ms, bool at_prefill, bool at_decode)
 static void cancel_at_any_stage_brings_all_blocks_home(void **state)
 {
     (void)state;
-    static const uint64_t after_ms[] = {0, 1, 3, 8, 20, 60, 200};
+    static const uint64_t after_ms[] = {0, 1, 3, 8, 20, 60, 200, UINT64_MAX};
     for (size_t i = 0; i < sizeof after_ms / sizeof after_ms[0]; i++) {
         cut_after(after_ms[i], true, true);
     }
 }
 
-/* The half that is not told learns it from its peer. */
+/* Once they are linked, the half that is not told learns it from its peer. */
 static void cancel_of_one_half_ends_the_other(void **state)
 {
     (void)state;
-    cut_after(20, true, false);
-    cut_after(20, false, true);
+    cut_after(UINT64_MAX, true, false);
+    cut_after(UINT64_MAX, false, true);
 }
 
 static void deadline_in_mid_transfer_ends_both(void **state)
