@@ -241,13 +241,34 @@ typedef struct worker_process {
     bt_prefill_worker *prefill; /* one of the two */
     bt_decode_worker *decode;
     char name[BT_LINK_NAME_MAX];
+    char model_path[1024];
+    char model_name[BT_LINK_ADDRESS_MAX];
     char kv_socket[BT_KV_ADDRESS_BYTES];
     bt_progress progress;
 } worker_process;
 
+/* Splits FILE[=NAME] at the last '='; without NAME it is "x" of "dir/x.gguf", as the router has it.
+ */
+static void split_model(worker_process *w)
+{
+    snprintf(w->model_path, sizeof w->model_path, "%s", w->options.model);
+    char *equals = strrchr(w->model_path, '=');
+    if (equals != NULL && equals != w->model_path && equals[1] != '\0') {
+        *equals = '\0';
+        snprintf(w->model_name, sizeof w->model_name, "%s", equals + 1);
+        return;
+    }
+    const char *slash = strrchr(w->model_path, '/');
+    const char *from = slash != NULL ? slash + 1 : w->model_path;
+    const size_t len = strlen(from);
+    const bool is_gguf = len > 5 && strcmp(from + len - 5, ".gguf") == 0;
+    snprintf(w->model_name, sizeof w->model_name, "%.*s", (int)(is_gguf ? len - 5 : len), from);
+}
+
 static void fill_names(worker_process *w)
 {
     const worker_options *o = &w->options;
+    split_model(w);
     if (o->name != NULL && o->name[0] != '\0') {
         snprintf(w->name, sizeof w->name, "%s", o->name);
     } else {
@@ -267,6 +288,9 @@ static bt_status check_options(const worker_options *o, bt_error *err)
 {
     if (o->model == NULL || o->model[0] == '\0') {
         return bt_error_set(err, BT_EINVAL, "a worker needs a model: --model FILE");
+    }
+    if (strlen(o->model) >= sizeof((worker_process *)NULL)->model_path) {
+        return bt_error_set(err, BT_EINVAL, "--model: the path is too long");
     }
     if (o->name != NULL && strlen(o->name) >= BT_LINK_NAME_MAX) {
         return bt_error_set(err, BT_EINVAL, "--name has %d characters at most",
@@ -395,6 +419,7 @@ static bt_worker_options options_of(worker_process *w)
     };
     return (bt_worker_options){
         .name = w->name,
+        .model_name = w->model_name,
         .routers = o->routers.items,
         .n_routers = (uint32_t)o->routers.n,
         .role = link_roles[o->role],

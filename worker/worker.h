@@ -30,6 +30,8 @@ typedef struct bt_worker_options {
     const char *const *routers; /* "host:port" of each attach address; borrowed until start */
     uint32_t n_routers;         /* 1 .. BT_LINK_ROUTERS_MAX */
     bt_link_role role;          /* of a decode worker: DECODE or BOTH */
+    const char *model_name;     /* what routers call the model; NULL: the model's own name; borrowed
+                                 * until start */
     bt_model *model;            /* borrowed until destroy; loaded with bt_worker_size_model() */
     uint32_t pool_blocks;       /* at least 1 */
     bool pool_touch;            /* take the pool's memory at once */

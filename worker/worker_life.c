@@ -221,7 +221,8 @@ static void fill_hello(const bt_worker *worker, const bt_kv_peer *kv, bt_link_he
         memcpy(hello->kv.boot_id, kv->boot_id, sizeof hello->kv.boot_id);
     }
     snprintf(hello->kernels, sizeof hello->kernels, "%s", bt_model_kernels(o->model));
-    snprintf(hello->model, sizeof hello->model, "%s", bt_model_name(o->model));
+    snprintf(hello->model, sizeof hello->model, "%s",
+             o->model_name != NULL ? o->model_name : bt_model_name(o->model));
     memcpy(hello->numerics_id, terms.numerics_id, sizeof hello->numerics_id);
     bt_hash128_to_bytes(bt_model_fingerprint(o->model), hello->model_fingerprint);
     memcpy(hello->tokenizer_hash, o->tokenizer_hash, sizeof hello->tokenizer_hash);
