@@ -50,8 +50,8 @@
       0x34019664U)
 
 #define E(i, b0, b1, b2, b3, b4, b5, b6, b7)                                                       \
-    (((i) & 1 ? b0 : 0) ^ ((i) & 2 ? b1 : 0) ^ ((i) & 4 ? b2 : 0) ^ ((i) & 8 ? b3 : 0) ^           \
-     ((i) & 16 ? b4 : 0) ^ ((i) & 32 ? b5 : 0) ^ ((i) & 64 ? b6 : 0) ^ ((i) & 128 ? b7 : 0))
+    (((i)&1 ? b0 : 0) ^ ((i)&2 ? b1 : 0) ^ ((i)&4 ? b2 : 0) ^ ((i)&8 ? b3 : 0) ^                   \
+     ((i)&16 ? b4 : 0) ^ ((i)&32 ? b5 : 0) ^ ((i)&64 ? b6 : 0) ^ ((i)&128 ? b7 : 0))
 #define E4(i, ...)                                                                                 \
     E((i), __VA_ARGS__), E((i) + 1, __VA_ARGS__), E((i) + 2, __VA_ARGS__), E((i) + 3, __VA_ARGS__)
 #define E16(i, ...)                                                                                \
@@ -61,7 +61,9 @@
     E16((i), __VA_ARGS__), E16((i) + 16, __VA_ARGS__), E16((i) + 32, __VA_ARGS__),                 \
         E16((i) + 48, __VA_ARGS__)
 #define E256(...)                                                                                  \
-    {E64(0, __VA_ARGS__), E64(64, __VA_ARGS__), E64(128, __VA_ARGS__), E64(192, __VA_ARGS__)}
+    {                                                                                              \
+        E64(0, __VA_ARGS__), E64(64, __VA_ARGS__), E64(128, __VA_ARGS__), E64(192, __VA_ARGS__)    \
+    }
 
 /* tables[k][v]: raw CRC of the byte v followed by k zero bytes. */
 static const uint32_t tables[8][256] = {
@@ -99,6 +101,7 @@ enum {
     LANE_LONG = 2048, /* bytes */
     LANE_SHORT = 256,
     LINE = 64,
+    STREAM_BYTES_MIN = 4096, /* shorter copies are likely to be read soon */
 };
 
 /* x^(8n - 33) mod P, reflected, for n = LANE and 2 * LANE. */
@@ -114,15 +117,9 @@ BT_INLINE uint64_t load64(const uint8_t *at)
     return v;
 }
 
-BT_INLINE void store64(uint8_t *at, uint64_t v)
-{
-    memcpy(at, &v, sizeof v);
-}
-
-/* Three lanes of `lane` bytes. With `target` they are copied as well. */
+/* Three lanes of `lane` bytes. */
 BT_INLINE BT_TARGET("sse4.2,pclmul") uint64_t
-    raw_three_lanes(uint64_t raw, uint8_t *target, const uint8_t *at, size_t lane, uint32_t move1,
-                    uint32_t move2)
+    raw_three_lanes(uint64_t raw, const uint8_t *at, size_t lane, uint32_t move1, uint32_t move2)
 {
     uint64_t a = raw;
     uint64_t b = 0;
@@ -135,17 +132,9 @@ BT_INLINE BT_TARGET("sse4.2,pclmul") uint64_t
         _mm_prefetch((const char *)(ahead + lane), _MM_HINT_T0);
         _mm_prefetch((const char *)(ahead + 2 * lane), _MM_HINT_T0);
         for (size_t j = i; j < i + LINE; j += 8) {
-            const uint64_t va = load64(at + j);
-            const uint64_t vb = load64(at + lane + j);
-            const uint64_t vc = load64(at + 2 * lane + j);
-            a = _mm_crc32_u64(a, va);
-            b = _mm_crc32_u64(b, vb);
-            c = _mm_crc32_u64(c, vc);
-            if (target) {
-                store64(target + j, va);
-                store64(target + lane + j, vb);
-                store64(target + 2 * lane + j, vc);
-            }
+            a = _mm_crc32_u64(a, load64(at + j));
+            b = _mm_crc32_u64(b, load64(at + lane + j));
+            c = _mm_crc32_u64(c, load64(at + 2 * lane + j));
         }
     }
     const __m128i a_moved =
@@ -156,39 +145,60 @@ BT_INLINE BT_TARGET("sse4.2,pclmul") uint64_t
     return c ^ _mm_crc32_u64(0, both);
 }
 
-BT_INLINE BT_TARGET("sse4.2,pclmul") uint32_t
-    raw_sse42(uint32_t crc, uint8_t *target, const uint8_t *at, size_t n)
+BT_INLINE BT_TARGET("sse4.2,pclmul") uint64_t raw_tail(uint64_t raw, const uint8_t *at, size_t n)
 {
-    uint64_t raw = ~crc;
-    for (; n >= 3 * LANE_LONG; n -= 3 * LANE_LONG, at += 3 * LANE_LONG) {
-        raw = raw_three_lanes(raw, target, at, LANE_LONG, MOVE_2048, MOVE_4096);
-        target = target ? target + 3 * LANE_LONG : NULL;
-    }
-    for (; n >= 3 * LANE_SHORT; n -= 3 * LANE_SHORT, at += 3 * LANE_SHORT) {
-        raw = raw_three_lanes(raw, target, at, LANE_SHORT, MOVE_256, MOVE_512);
-        target = target ? target + 3 * LANE_SHORT : NULL;
-    }
-    if (target && n > 0) {
-        memcpy(target, at, n);
-    }
     for (; n >= 8; n -= 8, at += 8) {
         raw = _mm_crc32_u64(raw, load64(at));
     }
     for (; n > 0; n--, at++) {
         raw = _mm_crc32_u8((uint32_t)raw, *at);
     }
-    return ~(uint32_t)raw;
+    return raw;
 }
 
 BT_TARGET("sse4.2,pclmul") static uint32_t crc_sse42(uint32_t crc, const uint8_t *at, size_t n)
 {
-    return raw_sse42(crc, NULL, at, n);
+    uint64_t raw = ~crc;
+    for (; n >= 3 * LANE_LONG; n -= 3 * LANE_LONG, at += 3 * LANE_LONG) {
+        raw = raw_three_lanes(raw, at, LANE_LONG, MOVE_2048, MOVE_4096);
+    }
+    for (; n >= 3 * LANE_SHORT; n -= 3 * LANE_SHORT, at += 3 * LANE_SHORT) {
+        raw = raw_three_lanes(raw, at, LANE_SHORT, MOVE_256, MOVE_512);
+    }
+    return ~(uint32_t)raw_tail(raw, at, n);
 }
 
-BT_TARGET("sse4.2,pclmul") static uint32_t
-copy_sse42(uint32_t crc, uint8_t *target, const uint8_t *source, size_t n)
+/* Copies past the caches; `target` is 16-byte-aligned and n a multiple of 64. */
+BT_INLINE void stream(uint8_t *target, const uint8_t *source, size_t n)
 {
-    return raw_sse42(crc, target, source, n);
+    for (size_t i = 0; i < n; i += 16) {
+        const __m128i v = _mm_loadu_si128((const __m128i *)(const void *)(source + i));
+        _mm_stream_si128((__m128i *)(void *)(target + i), v);
+    }
+}
+
+/* A piece of three short lanes is summed, which brings it into the first cache, then
+ * copied from there in order. Storing beside the sums, lane by lane, was slower (three
+ * half-written lines at a time), and so were larger pieces. */
+BT_TARGET("sse4.2,pclmul")
+static uint32_t copy_sse42(uint32_t crc, uint8_t *target, const uint8_t *at, size_t n)
+{
+    const size_t piece = 3 * LANE_SHORT;
+    const bool past_caches = n >= STREAM_BYTES_MIN && (uintptr_t)target % 16 == 0;
+    uint64_t raw = ~crc;
+    for (; n >= piece; n -= piece, at += piece, target += piece) {
+        raw = raw_three_lanes(raw, at, LANE_SHORT, MOVE_256, MOVE_512);
+        if (past_caches) {
+            stream(target, at, piece);
+        } else {
+            memcpy(target, at, piece);
+        }
+    }
+    if (past_caches) {
+        _mm_sfence(); /* streamed stores are ordered with nothing else */
+    }
+    memcpy(target, at, n);
+    return ~(uint32_t)raw_tail(raw, at, n);
 }
 
 static bool has_sse42(void)

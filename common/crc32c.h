@@ -16,7 +16,8 @@
  *   bt_crc32c(bt_crc32c(0, a, n), b, m) is the CRC of a then b. */
 uint32_t bt_crc32c(uint32_t crc, const void *bytes, size_t n);
 
-/* Copies n bytes (no overlap) and returns their CRC, in one pass over the memory. */
+/* Copies n bytes (no overlap) and returns their CRC, in one pass over the memory. Copies
+ * of 4 KiB and more to a 16-byte-aligned target go past the caches. */
 uint32_t bt_crc32c_copy(uint32_t crc, void *restrict target, const void *restrict source, size_t n);
 
 /* CRC of a then b from their CRCs alone, `b_bytes` being the length of b. O(log b_bytes). */
