@@ -229,8 +229,8 @@ static bt_status apply_defaults(bt_config *config, void *target, bt_error *err)
             continue;
         }
         const bool list = option->type == BT_CONFIG_STRINGS;
-        const bt_status status = (list ? apply_split : apply)(config, i, &from, option->fallback,
-                                                              target, err);
+        const bt_status status =
+            (list ? apply_split : apply)(config, i, &from, option->fallback, target, err);
         if (status != BT_OK) {
             BT_ASSERT(status == BT_ENOMEM); /* else the table has a wrong default */
             return status;
@@ -387,8 +387,7 @@ static bt_status apply_mapping(yaml_file *file, const yaml_node_t *mapping, bt_c
         const char *name = scalar_text(key);
         if (!name) {
             status = file_error(file, key, "a key is a name");
-        } else if (section && value->type == YAML_MAPPING_NODE &&
-                   section_is_known(spec, name)) {
+        } else if (section && value->type == YAML_MAPPING_NODE && section_is_known(spec, name)) {
             if (spec->section && strcmp(spec->section, name) == 0) {
                 *section = value;
             }
@@ -540,8 +539,10 @@ static bt_status add_argument(bt_config *config, const char *word, bt_error *err
 {
     const bt_config_spec *spec = config->spec;
     if (!spec->arguments) {
-        return bt_error_set(err, BT_EINVAL, "unexpected argument '%.60s'. '%s --help' shows how to "
-                            "call it.", word, spec->command);
+        return bt_error_set(err, BT_EINVAL,
+                            "unexpected argument '%.60s'. '%s --help' shows how to "
+                            "call it.",
+                            word, spec->command);
     }
     config->arguments[config->n_arguments] = strdup(word);
     if (!config->arguments[config->n_arguments]) {

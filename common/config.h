@@ -9,9 +9,9 @@
  *
  *   struct options { const char *listen; int64_t n_threads; uint64_t pool_bytes; };
  *   static const bt_config_option options[] = {
- *       {.name = "listen", .type = BT_CONFIG_STRING, .group = "Network", .fallback = "127.0.0.1:7000",
- *        .help = "Where clients connect.", .placeholder = "HOST:PORT",
- *        .offset = offsetof(struct options, listen)},
+ *       {.name = "listen", .type = BT_CONFIG_STRING, .group = "Network",
+ *        .fallback = "127.0.0.1:7000", .placeholder = "HOST:PORT",
+ *        .help = "Where clients connect.", .offset = offsetof(struct options, listen)},
  *       {.name = "threads", .type = BT_CONFIG_INT, .group = "Compute", .unit = "threads",
  *        .min = 1, .max = 1024, .help = "Threads of the model; the number of cores if not given.",
  *        .offset = offsetof(struct options, n_threads)},
@@ -38,7 +38,7 @@ typedef enum bt_config_type {
     BT_CONFIG_INT,      /* int64_t */
     BT_CONFIG_FLOAT,    /* double */
     BT_CONFIG_BYTES,    /* uint64_t; 4096, 16K, 16M, 2GiB (all of 1,024), 2GB (of 1,000) */
-    BT_CONFIG_DURATION, /* int64_t ns; 250ms, 10s, 1.5s, 2m, 1h, 100us; a unit is required but for 0 */
+    BT_CONFIG_DURATION, /* int64_t ns; 250ms, 10s, 1.5s, 2m, 1h, 100us; 0 alone needs no unit */
     BT_CONFIG_ENUM,     /* int: index into choices */
     BT_CONFIG_STRINGS,  /* bt_config_list; the flag again adds one; in variables split at ',' */
 } bt_config_type;
@@ -51,12 +51,12 @@ typedef struct bt_config_list {
 typedef struct bt_config_option {
     const char *name; /* "kv-pool-bytes": lower case, digits, hyphens */
     bt_config_type type;
-    const char *group;       /* heading in --help; options of one group stand together */
-    const char *help;        /* sentences: what it does, when to change it */
-    const char *unit;        /* of INT and FLOAT: "tokens", "threads"; NULL for none */
-    const char *placeholder; /* in --help instead of the type's own: "FILE", "HOST:PORT" */
-    const char *fallback;    /* the default as a user would write it; NULL: the field stays as
-                                the caller set it, and --help shows no default */
+    const char *group;          /* heading in --help; options of one group stand together */
+    const char *help;           /* sentences: what it does, when to change it */
+    const char *unit;           /* of INT and FLOAT: "tokens", "threads"; NULL for none */
+    const char *placeholder;    /* in --help instead of the type's own: "FILE", "HOST:PORT" */
+    const char *fallback;       /* the default as a user would write it; NULL: the field stays as
+                                   the caller set it, and --help shows no default */
     const char *const *choices; /* ENUM: NULL-terminated */
     int64_t min, max; /* INT; BYTES; DURATION in ns. Both 0: any (BYTES, DURATION: 0 or more) */
     double float_min, float_max; /* FLOAT; both 0: any finite number */

@@ -54,9 +54,9 @@ static void print_wrapped(const char *text, int indent, FILE *to)
 static void print_placeholder(const bt_config_option *option, FILE *to)
 {
     static const char *const by_type[] = {
-        [BT_CONFIG_STRING] = "TEXT",   [BT_CONFIG_BOOL] = "",        [BT_CONFIG_INT] = "N",
-        [BT_CONFIG_FLOAT] = "X",       [BT_CONFIG_BYTES] = "SIZE",   [BT_CONFIG_DURATION] = "TIME",
-        [BT_CONFIG_ENUM] = "NAME",     [BT_CONFIG_STRINGS] = "TEXT",
+        [BT_CONFIG_STRING] = "TEXT", [BT_CONFIG_BOOL] = "",        [BT_CONFIG_INT] = "N",
+        [BT_CONFIG_FLOAT] = "X",     [BT_CONFIG_BYTES] = "SIZE",   [BT_CONFIG_DURATION] = "TIME",
+        [BT_CONFIG_ENUM] = "NAME",   [BT_CONFIG_STRINGS] = "TEXT",
     };
     if (option->placeholder) {
         fprintf(to, " %s", option->placeholder);
@@ -71,8 +71,8 @@ static void print_placeholder(const bt_config_option *option, FILE *to)
 
 static void print_option(const bt_config_option *option, FILE *to)
 {
-    const bool on_by_default = option->type == BT_CONFIG_BOOL && option->fallback &&
-                               strcmp(option->fallback, "true") == 0;
+    const bool on_by_default =
+        option->type == BT_CONFIG_BOOL && option->fallback && strcmp(option->fallback, "true") == 0;
     if (option->type == BT_CONFIG_BOOL) {
         fprintf(to, on_by_default ? "  --no-%s, --%s" : "  --%s, --no-%s", option->name,
                 option->name);
@@ -89,11 +89,11 @@ static void print_option(const bt_config_option *option, FILE *to)
     bt_config_range_text(option, range, sizeof range);
     bt_config_env_name(option->name, env);
     const bool unit_alone = !range[0] && option->unit;
-    const char *fallback = option->type == BT_CONFIG_BOOL ? (on_by_default ? "on" : "off")
-                                                          : option->fallback;
+    const char *fallback =
+        option->type == BT_CONFIG_BOOL ? (on_by_default ? "on" : "off") : option->fallback;
     (void)snprintf(facts, sizeof facts, "%s%s%s%s%s%s%s%s%s$%s", fallback ? "Default: " : "",
-                   fallback ? (fallback[0] ? fallback : "\"\"") : "",
-                   fallback ? "; " : "", range[0] ? "range: " : "", range, range[0] ? "; " : "",
+                   fallback ? (fallback[0] ? fallback : "\"\"") : "", fallback ? "; " : "",
+                   range[0] ? "range: " : "", range, range[0] ? "; " : "",
                    unit_alone ? "unit: " : "", unit_alone ? option->unit : "",
                    unit_alone ? "; " : "", env);
     facts[0] = (char)toupper((unsigned char)facts[0]);

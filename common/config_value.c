@@ -25,14 +25,13 @@ typedef struct suffix {
 #define SEC UINT64_C(1000000000)
 
 static const suffix size_suffixes[] = {
-    {"", 1},    {"B", 1},    {"K", KI},  {"KiB", KI}, {"M", MI},
-    {"MiB", MI}, {"G", GI},  {"GiB", GI}, {"T", TI},   {"TiB", TI},
-    {"kB", US}, {"MB", MS}, {"GB", SEC}, {"TB", SEC * 1000},
+    {"", 1},     {"B", 1},  {"K", KI},   {"KiB", KI}, {"M", MI},  {"MiB", MI}, {"G", GI},
+    {"GiB", GI}, {"T", TI}, {"TiB", TI}, {"kB", US},  {"MB", MS}, {"GB", SEC}, {"TB", SEC * 1000},
 };
 
 static const suffix time_suffixes[] = {
-    {"ns", 1}, {"us", US}, {"ms", MS}, {"s", SEC}, {"m", 60 * SEC}, {"h", 3600 * SEC},
-    {"d", 86400 * SEC},
+    {"ns", 1},       {"us", US},        {"ms", MS},         {"s", SEC},
+    {"m", 60 * SEC}, {"h", 3600 * SEC}, {"d", 86400 * SEC},
 };
 
 /* "12", "1.5" and the like, up to *end: whole part and the rest as a fraction of one. */
@@ -281,8 +280,8 @@ static bt_status convert_enum(const bt_config_option *option, const char *text, 
             *field = i;
             return BT_OK;
         }
-        const int n = snprintf(all + len, sizeof all - len, "%s%s", i > 0 ? ", " : "",
-                               option->choices[i]);
+        const int n =
+            snprintf(all + len, sizeof all - len, "%s%s", i > 0 ? ", " : "", option->choices[i]);
         len = bt_size_min(len + (size_t)bt_size_max((size_t)n, 0), sizeof all - 1);
     }
     return bt_error_set(err, BT_EINVAL, "'%.60s' is not possible here; choose from %s", text, all);

@@ -92,8 +92,8 @@ bt_status bt_http_server_create(const bt_http_options *options, bt_http_server *
     server->address = text;
     o->address = text;
     o->connections_max = o->connections_max ? o->connections_max : CONNECTIONS_MAX;
-    o->connections_per_ip_max = o->connections_per_ip_max ? o->connections_per_ip_max
-                                                          : o->connections_max;
+    o->connections_per_ip_max =
+        o->connections_per_ip_max ? o->connections_per_ip_max : o->connections_max;
     o->timeout_s = o->timeout_s ? o->timeout_s : TIMEOUT_S;
     o->head_bytes_max = o->head_bytes_max ? o->head_bytes_max : HEAD_BYTES_MAX;
     o->body_bytes_max = o->body_bytes_max ? o->body_bytes_max : BODY_BYTES_MAX;
@@ -170,8 +170,8 @@ static bt_http_request *request_create(bt_http_server *server, struct MHD_Connec
     const char *served = strcmp(method, MHD_HTTP_METHOD_HEAD) == 0 ? MHD_HTTP_METHOD_GET : method;
     request->route = find_route(server, served, url);
     if (!request->route) {
-        request->refusal = path_is_known(server, url) ? MHD_HTTP_METHOD_NOT_ALLOWED
-                                                      : MHD_HTTP_NOT_FOUND;
+        request->refusal =
+            path_is_known(server, url) ? MHD_HTTP_METHOD_NOT_ALLOWED : MHD_HTTP_NOT_FOUND;
     }
     return request;
 }
@@ -369,8 +369,8 @@ void bt_http_respond(bt_http_request *request, unsigned code, const char *conten
     if (request->broken) {
         return;
     }
-    struct MHD_Response *response = MHD_create_response_from_buffer(
-        len, (void *)(uintptr_t)body, MHD_RESPMEM_MUST_COPY);
+    struct MHD_Response *response =
+        MHD_create_response_from_buffer(len, (void *)(uintptr_t)body, MHD_RESPMEM_MUST_COPY);
     bool good = response != NULL;
     if (good && content_type) {
         good = MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, content_type) ==

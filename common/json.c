@@ -288,8 +288,8 @@ static const bt_json *to(const json_t *json)
 bt_status bt_json_parse(const char *text, size_t len, bt_json **out, bt_error *err)
 {
     json_error_t error;
-    json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL,
-                              &error);
+    json_t *root =
+        json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &error);
     if (!root) {
         if (json_error_code(&error) == json_error_out_of_memory) {
             return bt_error_set(err, BT_ENOMEM, "out of memory while reading JSON");
@@ -338,8 +338,9 @@ const bt_json *bt_json_get(const bt_json *object, const char *key)
 
 size_t bt_json_len(const bt_json *array_or_object)
 {
-    return bt_json_type_of(array_or_object) == BT_JSON_OBJECT ? json_object_size(of(array_or_object))
-                                                              : json_array_size(of(array_or_object));
+    return bt_json_type_of(array_or_object) == BT_JSON_OBJECT
+               ? json_object_size(of(array_or_object))
+               : json_array_size(of(array_or_object));
 }
 
 const bt_json *bt_json_at(const bt_json *array, size_t i)

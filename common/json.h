@@ -34,7 +34,7 @@ typedef struct bt_json_writer {
     bool after_key;
     int indent;
     int depth;
-    uint8_t kinds[BT_JSON_DEPTH_MAX];   /* '{' or '[' */
+    uint8_t kinds[BT_JSON_DEPTH_MAX]; /* '{' or '[' */
     bool nonempty[BT_JSON_DEPTH_MAX];
 } bt_json_writer;
 

@@ -142,7 +142,8 @@ static void put_json_string(line *l, const char *s, size_t n)
 }
 
 /* Puts ,"key":value whole or not at all. */
-static void put_member(line *l, const char *key, size_t key_len, const char *value, size_t value_len)
+static void put_member(line *l, const char *key, size_t key_len, const char *value,
+                       size_t value_len)
 {
     /* 2 bytes for each character at worst, and punctuation */
     if (2 * (key_len + value_len) + 8 > sizeof l->text - CLOSING_BYTES - l->len) {

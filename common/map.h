@@ -9,8 +9,8 @@
  * Pointers are stored with bt_map_of_ptr() and read with bt_map_to_ptr().
  *
  * Threading: one thread at a time.
- * Memory:    create only; 17 (64-bit keys) or 25 (128-bit) bytes for each slot; slots are the power of
- *            two from 4/3 of the capacity up.
+ * Memory:    create only; 17 (64-bit keys) or 25 (128-bit) bytes for each slot; slots are
+ *            the power of two from 4/3 of the capacity up.
  */
 #ifndef BT_COMMON_MAP_H
 #define BT_COMMON_MAP_H

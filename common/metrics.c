@@ -99,10 +99,10 @@ struct bt_metrics {
     process_gauges process;
 };
 
-static const double latency_bounds[] = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2,
-                                        0.35,   0.5,   0.75,  1,     1.5,  2,    3,    5,   7.5,
-                                        10,     15,    20,    30,    60};
-static const double count_bounds[] = {1,   2,   4,    8,    16,   32,   64,    128,   256,
+static const double latency_bounds[] = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
+                                        0.2,    0.35,  0.5,   0.75,  1,    1.5,  2,    3,
+                                        5,      7.5,   10,    15,    20,   30,   60};
+static const double count_bounds[] = {1,   2,    4,    8,    16,   32,    64,    128,  256,
                                       512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
 
 const bt_metric_bounds bt_metric_bounds_latency = {latency_bounds, BT_ARRAY_LEN(latency_bounds)};
@@ -496,9 +496,9 @@ void bt_metrics_add_process(bt_metrics *m)
         .open_fds = bt_metrics_gauge(m, "process_open_fds", "Number of open file descriptors.",
                                      BT_NO_LABELS),
     };
-    bt_gauge *start = bt_metrics_gauge(m, "process_start_time_seconds",
-                                       "Start time of the process since unix epoch in seconds.",
-                                       BT_NO_LABELS);
+    bt_gauge *start =
+        bt_metrics_gauge(m, "process_start_time_seconds",
+                         "Start time of the process since unix epoch in seconds.", BT_NO_LABELS);
     bt_gauge_set(start, (double)time(NULL));
     const bt_status status = bt_metrics_on_render(m, read_process, &m->process);
     BT_ASSERT(status == BT_OK); /* called once, at start */

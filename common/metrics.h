@@ -41,8 +41,7 @@ typedef struct bt_metric_label {
 
 /* The last two arguments of the calls below: BT_LABELS({"role", "prefill"}, ...). */
 #define BT_LABELS(...)                                                                             \
-    (const bt_metric_label[]){__VA_ARGS__},                                                        \
-        BT_ARRAY_LEN(((const bt_metric_label[]){__VA_ARGS__}))
+    (const bt_metric_label[]){__VA_ARGS__}, BT_ARRAY_LEN(((const bt_metric_label[]){__VA_ARGS__}))
 #define BT_NO_LABELS NULL, 0
 
 /* Upper bounds in increasing order; +Inf is added. */

@@ -53,8 +53,10 @@ static bt_status resolve_unix(const char *path, bt_socket_address *out, bt_error
         return bt_error_set(err, BT_EINVAL, "'unix:%s' has no path", path);
     }
     if (len >= sizeof un.sun_path) {
-        return bt_error_set(err, BT_EINVAL, "the path of a unix socket has %zu bytes, at most %zu "
-                            "are possible", len, sizeof un.sun_path - 1);
+        return bt_error_set(err, BT_EINVAL,
+                            "the path of a unix socket has %zu bytes, at most %zu "
+                            "are possible",
+                            len, sizeof un.sun_path - 1);
     }
     memcpy(un.sun_path, path, len);
     size_t address_len = offsetof(struct sockaddr_un, sun_path) + len;
@@ -87,15 +89,18 @@ static bt_status split(const char *text, char host[HOST_BYTES_MAX], const char *
     if (!end || (size_t)(end - start) >= HOST_BYTES_MAX) {
         return bt_error_set(err, BT_EINVAL,
                             "'%s' is no address. Write HOST:PORT or unix:PATH, like "
-                            "127.0.0.1:7000.", text);
+                            "127.0.0.1:7000.",
+                            text);
     }
     memcpy(host, start, (size_t)(end - start));
     host[end - start] = '\0';
     *port = colon + 1;
     const size_t digits = strspn(*port, "0123456789");
     if (digits == 0 || digits > 5 || (*port)[digits] != '\0' || strtoul(*port, NULL, 10) > 65535) {
-        return bt_error_set(err, BT_EINVAL, "'%s' is no address: the port is a number from 0 to "
-                            "65535", text);
+        return bt_error_set(err, BT_EINVAL,
+                            "'%s' is no address: the port is a number from 0 to "
+                            "65535",
+                            text);
     }
     return BT_OK;
 }
@@ -232,7 +237,8 @@ static bt_status listen_failed(const char *text, int error, bt_error *err)
     case EADDRINUSE:
         return bt_error_set(err, BT_EEXISTS,
                             "cannot listen on %s: it is in use. Stop the other server or take "
-                            "another address (port 0 takes a free one).", text);
+                            "another address (port 0 takes a free one).",
+                            text);
     case EACCES:
     case EPERM:
         return bt_error_set(err, BT_EPERMISSION, "cannot listen on %s: permission denied", text);
@@ -286,8 +292,7 @@ bt_status bt_socket_accept(int listen_fd, int *fd)
     for (;;) {
         bt_socket_address peer;
         socklen_t len = sizeof peer.storage;
-        const int sock =
-            accept4(listen_fd, sockaddr_of(&peer), &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        const int sock = accept4(listen_fd, sockaddr_of(&peer), &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (sock >= 0) {
             set_no_delay(sock, &peer);
             *fd = sock;

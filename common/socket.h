@@ -53,8 +53,7 @@ BT_MUST_CHECK bt_status bt_socket_accept(int listen_fd, int *fd);
 
 /* Starts to connect; writable (or an error) says when it is done, then call
  * bt_socket_connect_result(). BT_EPEER: failed at once. */
-BT_MUST_CHECK bt_status bt_socket_connect(const bt_socket_address *address, int *fd,
-                                          bt_error *err);
+BT_MUST_CHECK bt_status bt_socket_connect(const bt_socket_address *address, int *fd, bt_error *err);
 
 /* BT_OK: connected. BT_AGAIN: not yet. BT_EPEER: failed, *err says why. */
 BT_MUST_CHECK bt_status bt_socket_connect_result(int fd, bt_error *err);

@@ -153,7 +153,8 @@ static int make_root(void **state)
 {
     (void)state;
     const char *base = getenv("TEST_TMPDIR");
-    (void)snprintf(root, sizeof root, "%.40s/allocXXXXXX", base && strlen(base) < 40 ? base : "/tmp");
+    (void)snprintf(root, sizeof root, "%.40s/allocXXXXXX",
+                   base && strlen(base) < 40 ? base : "/tmp");
     return mkdtemp(root) ? 0 : -1;
 }
 

@@ -32,29 +32,76 @@ typedef struct settings {
 static const char *const roles[] = {"prefill", "decode", "both", NULL};
 
 static const bt_config_option options[] = {
-    {.name = "listen", .type = BT_CONFIG_STRING, .group = "Network", .fallback = "127.0.0.1:0",
-     .placeholder = "HOST:PORT", .help = "Where clients connect.",
+    {.name = "listen",
+     .type = BT_CONFIG_STRING,
+     .group = "Network",
+     .fallback = "127.0.0.1:0",
+     .placeholder = "HOST:PORT",
+     .help = "Where clients connect.",
      .offset = offsetof(settings, listen)},
-    {.name = "local-prefill", .type = BT_CONFIG_BOOL, .group = "Compute", .fallback = "true",
-     .help = "Decode workers prefill short rests.", .offset = offsetof(settings, local_prefill)},
-    {.name = "verbose", .type = BT_CONFIG_BOOL, .group = "Compute", .fallback = "false",
-     .help = "Says more.", .offset = offsetof(settings, verbose)},
-    {.name = "threads", .type = BT_CONFIG_INT, .group = "Compute", .unit = "threads", .min = 1,
-     .max = 1024, .help = "Threads of the model.", .offset = offsetof(settings, threads)},
-    {.name = "rate", .type = BT_CONFIG_FLOAT, .group = "Compute", .float_min = 0, .float_max = 1,
-     .fallback = "0.9", .help = "A share.", .offset = offsetof(settings, rate)},
-    {.name = "kv-pool-bytes", .type = BT_CONFIG_BYTES, .group = "Memory", .fallback = "512M",
-     .min = 1 << 20, .max = INT64_MAX, .help = "Size of the pool.",
+    {.name = "local-prefill",
+     .type = BT_CONFIG_BOOL,
+     .group = "Compute",
+     .fallback = "true",
+     .help = "Decode workers prefill short rests.",
+     .offset = offsetof(settings, local_prefill)},
+    {.name = "verbose",
+     .type = BT_CONFIG_BOOL,
+     .group = "Compute",
+     .fallback = "false",
+     .help = "Says more.",
+     .offset = offsetof(settings, verbose)},
+    {.name = "threads",
+     .type = BT_CONFIG_INT,
+     .group = "Compute",
+     .unit = "threads",
+     .min = 1,
+     .max = 1024,
+     .help = "Threads of the model.",
+     .offset = offsetof(settings, threads)},
+    {.name = "rate",
+     .type = BT_CONFIG_FLOAT,
+     .group = "Compute",
+     .float_min = 0,
+     .float_max = 1,
+     .fallback = "0.9",
+     .help = "A share.",
+     .offset = offsetof(settings, rate)},
+    {.name = "kv-pool-bytes",
+     .type = BT_CONFIG_BYTES,
+     .group = "Memory",
+     .fallback = "512M",
+     .min = 1 << 20,
+     .max = INT64_MAX,
+     .help = "Size of the pool.",
      .offset = offsetof(settings, pool_bytes)},
-    {.name = "max-request-time", .type = BT_CONFIG_DURATION, .group = "Limits", .fallback = "600s",
-     .min = 1000000, .max = INT64_C(86400000000000), .help = "Deadline of requests without one.",
+    {.name = "max-request-time",
+     .type = BT_CONFIG_DURATION,
+     .group = "Limits",
+     .fallback = "600s",
+     .min = 1000000,
+     .max = INT64_C(86400000000000),
+     .help = "Deadline of requests without one.",
      .offset = offsetof(settings, timeout_ns)},
-    {.name = "role", .type = BT_CONFIG_ENUM, .group = "Compute", .choices = roles,
-     .fallback = "both", .help = "What this worker does.", .offset = offsetof(settings, role)},
-    {.name = "router", .type = BT_CONFIG_STRINGS, .group = "Network", .placeholder = "HOST:PORT",
-     .help = "A router to attach to.", .offset = offsetof(settings, routers)},
-    {.name = "cluster-key", .type = BT_CONFIG_STRING, .group = "Network", .secret = true,
-     .help = "Shared secret.", .offset = offsetof(settings, cluster_key)},
+    {.name = "role",
+     .type = BT_CONFIG_ENUM,
+     .group = "Compute",
+     .choices = roles,
+     .fallback = "both",
+     .help = "What this worker does.",
+     .offset = offsetof(settings, role)},
+    {.name = "router",
+     .type = BT_CONFIG_STRINGS,
+     .group = "Network",
+     .placeholder = "HOST:PORT",
+     .help = "A router to attach to.",
+     .offset = offsetof(settings, routers)},
+    {.name = "cluster-key",
+     .type = BT_CONFIG_STRING,
+     .group = "Network",
+     .secret = true,
+     .help = "Shared secret.",
+     .offset = offsetof(settings, cluster_key)},
 };
 
 static const bt_config_spec spec = {
@@ -70,8 +117,8 @@ static const bt_config_spec spec = {
 static char file_path[128];
 
 static const char *const variables[] = {
-    "BATON_CONFIG", "BATON_THREADS", "BATON_RATE", "BATON_ROUTER", "BATON_KV_POOL_BYTES",
-    "BATON_CLUSTER_KEY", "BATON_ROLE", "BATON_LISTEN",
+    "BATON_CONFIG",        "BATON_THREADS",     "BATON_RATE", "BATON_ROUTER",
+    "BATON_KV_POOL_BYTES", "BATON_CLUSTER_KEY", "BATON_ROLE", "BATON_LISTEN",
 };
 
 static int clear_environment(void **state)
@@ -246,8 +293,9 @@ static void wrong_flags_are_named_with_advice(void **state)
 {
     (void)state;
     assert_refused("--kv-pool-bytes 12Q", "--kv-pool-bytes: '12Q' is no size; write e.g. 512M");
-    assert_refused("--kv-pool-bytes 1K", "--kv-pool-bytes: '1K' is out of range; it must be 1MiB or "
-                                         "more");
+    assert_refused("--kv-pool-bytes 1K",
+                   "--kv-pool-bytes: '1K' is out of range; it must be 1MiB or "
+                   "more");
     assert_refused("--kv-pol-bytes 1", "unknown option --kv-pol-bytes; did you mean "
                                        "--kv-pool-bytes?");
     assert_refused("--frobnicate", "unknown option --frobnicate. 'baton worker --help'");
@@ -371,11 +419,16 @@ static void help_teaches_every_option_in_80_columns(void **state)
     bt_config_destroy(config);
     char *text = printed(print_help, &spec);
     const char *const parts[] = {
-        "Usage: baton worker [OPTIONS] [WORD...]\n", "\nNetwork\n  --listen HOST:PORT\n",
-        "Default: 127.0.0.1:0; $BATON_LISTEN\n",     "--no-local-prefill, --local-prefill\n",
-        "Range: 1 to 1024 threads; $BATON_THREADS\n", "--role prefill|decode|both\n",
-        "--router HOST:PORT (repeatable)\n",          "Default: 600s; range: 1ms to 24h",
-        "--print-config\n",                           "Examples\n  baton worker --role prefill\n",
+        "Usage: baton worker [OPTIONS] [WORD...]\n",
+        "\nNetwork\n  --listen HOST:PORT\n",
+        "Default: 127.0.0.1:0; $BATON_LISTEN\n",
+        "--no-local-prefill, --local-prefill\n",
+        "Range: 1 to 1024 threads; $BATON_THREADS\n",
+        "--role prefill|decode|both\n",
+        "--router HOST:PORT (repeatable)\n",
+        "Default: 600s; range: 1ms to 24h",
+        "--print-config\n",
+        "Examples\n  baton worker --role prefill\n",
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(parts); i++) {
         if (!strstr(text, parts[i])) {
@@ -396,8 +449,12 @@ static void sizes_and_times_parse_and_format(void **state)
         const char *text;
         uint64_t value;
         const char *shown;
-    } sizes[] = {{"0", 0, "0"},          {"4096", 4096, "4KiB"},     {"16M", 16 << 20, "16MiB"},
-                 {"2GiB", UINT64_C(2) << 30, "2GiB"}, {"1.5k", 1536, "1536"}, {"3kB", 3000, "3000"},
+    } sizes[] = {{"0", 0, "0"},
+                 {"4096", 4096, "4KiB"},
+                 {"16M", 16 << 20, "16MiB"},
+                 {"2GiB", UINT64_C(2) << 30, "2GiB"},
+                 {"1.5k", 1536, "1536"},
+                 {"3kB", 3000, "3000"},
                  {"1TB", UINT64_C(1000000000000), "976562500KiB"}};
     char shown[32];
     for (size_t i = 0; i < BT_ARRAY_LEN(sizes); i++) {
@@ -413,9 +470,12 @@ static void sizes_and_times_parse_and_format(void **state)
         const char *text;
         int64_t ns;
         const char *shown;
-    } times[] = {{"0", 0, "0"},         {"250ms", 250000000, "250ms"},
-                 {"1.5s", 1500000000, "1500ms"}, {"90m", INT64_C(5400000000000), "90m"},
-                 {"100us", 100000, "100us"}, {"7ns", 7, "7ns"}};
+    } times[] = {{"0", 0, "0"},
+                 {"250ms", 250000000, "250ms"},
+                 {"1.5s", 1500000000, "1500ms"},
+                 {"90m", INT64_C(5400000000000), "90m"},
+                 {"100us", 100000, "100us"},
+                 {"7ns", 7, "7ns"}};
     for (size_t i = 0; i < BT_ARRAY_LEN(times); i++) {
         int64_t ns = 1;
         assert_int_equal(bt_config_parse_duration(times[i].text, &ns), BT_OK);
@@ -423,8 +483,9 @@ static void sizes_and_times_parse_and_format(void **state)
         bt_config_format_duration(ns, shown);
         assert_string_equal(shown, times[i].shown);
     }
-    const char *const wrong[] = {"", " 1", "-1", "1 K", "1.", ".5", "1Kx", "0x10", "99999999999T",
-                                 "18446744073709551616", "inf"};
+    const char *const wrong[] = {"",   " 1",  "-1",   "1 K",          "1.",
+                                 ".5", "1Kx", "0x10", "99999999999T", "18446744073709551616",
+                                 "inf"};
     for (size_t i = 0; i < BT_ARRAY_LEN(wrong); i++) {
         uint64_t bytes;
         int64_t ns;

@@ -196,14 +196,14 @@ static void bodies_past_the_limit_are_refused(void **state)
     char text[8192];
     const char *said = "POST /echo HTTP/1.1\r\nContent-Length: 1001\r\n" HEAD_END;
     starts_with(ask(f, said), "HTTP/1.1 413 "); /* before any of it came */
-    int n = snprintf(text, sizeof text, "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
-                                        HEAD_END "5dc\r\n");
+    int n = snprintf(text, sizeof text,
+                     "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" HEAD_END "5dc\r\n");
     memset(text + n, 'x', 1500);
     (void)snprintf(text + n + 1500, sizeof text - (size_t)n - 1500, "\r\n0\r\n\r\n");
     starts_with(ask(f, text), "HTTP/1.1 413 ");
     /* one that goes on and on is cut off */
-    n = snprintf(text, sizeof text, "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
-                                    HEAD_END "1388\r\n");
+    n = snprintf(text, sizeof text,
+                 "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" HEAD_END "1388\r\n");
     memset(text + n, 'x', 5000);
     const char *reply = talk(f, text, (size_t)n + 5000);
     assert_null(strstr(reply, "HTTP/1.1 201"));

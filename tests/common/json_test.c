@@ -93,8 +93,8 @@ static void strings_are_escaped_and_repaired(void **state)
 static void numbers_read_back_the_same(void **state)
 {
     (void)state;
-    const double values[] = {0,   -0.5,    1.0 / 3, 1e21,    DBL_MAX, DBL_MIN, 4.9e-324, 123456789,
-                             0.1, 1 + DBL_EPSILON, -1e-7, 5e15};
+    const double values[] = {0,         -0.5, 1.0 / 3,         1e21,  DBL_MAX, DBL_MIN, 4.9e-324,
+                             123456789, 0.1,  1 + DBL_EPSILON, -1e-7, 5e15};
     bt_json_writer w;
     bt_json_writer_init(&w, 0);
     for (size_t i = 0; i < BT_ARRAY_LEN(values); i++) {
@@ -197,8 +197,8 @@ static void what_is_not_json_is_refused_with_its_place(void **state)
 {
     (void)state;
     const char *const wrong[] = {
-        "", "{", "{\"a\":1,}", "[1 2]", "nul", "{\"a\":1,\"a\":2}", "\"\xFF\"", "1 2", "'a'",
-        "99999999999999999999", "1e999", "{1:2}",
+        "",    "{",   "{\"a\":1,}",           "[1 2]", "nul",   "{\"a\":1,\"a\":2}", "\"\xFF\"",
+        "1 2", "'a'", "99999999999999999999", "1e999", "{1:2}",
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(wrong); i++) {
         bt_json *root = NULL;

@@ -153,7 +153,8 @@ static void pointers_survive_as_values(void **state)
     assert_int_equal(bt_map64_create(1, &map), BT_OK);
     assert_int_equal(bt_map64_put(map, 3, bt_map_of_ptr(&here)), BT_OK);
     assert_int_equal(bt_map64_put(map, 4, 0), BT_AGAIN);
-    assert_int_equal(bt_map64_put(map, 3, bt_map_of_ptr(&here)), BT_OK); /* replacing is no new one */
+    assert_int_equal(bt_map64_put(map, 3, bt_map_of_ptr(&here)),
+                     BT_OK); /* replacing is no new one */
     assert_true(bt_map64_get(map, 3, &value));
     assert_ptr_equal(bt_map_to_ptr(value), &here);
     bt_map64_destroy(map);

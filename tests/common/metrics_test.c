@@ -139,8 +139,7 @@ static void metrics_that_are_off_take_everything(void **state)
     (void)state;
     bt_counter *c = bt_metrics_counter(NULL, "n_total", "N.", BT_NO_LABELS);
     bt_gauge *g = bt_metrics_gauge(NULL, "g", "G.", BT_NO_LABELS);
-    bt_histogram *h =
-        bt_metrics_histogram(NULL, "h", "H.", bt_metric_bounds_latency, BT_NO_LABELS);
+    bt_histogram *h = bt_metrics_histogram(NULL, "h", "H.", bt_metric_bounds_latency, BT_NO_LABELS);
     assert_null(c);
     bt_counter_add(c, 1);
     bt_gauge_set(g, 1);
@@ -216,8 +215,7 @@ static void no_update_is_lost_between_threads(void **state)
         .m = m,
         .counter = bt_metrics_counter(m, "c_total", "C.", BT_NO_LABELS),
         .gauge = bt_metrics_gauge(m, "g", "G.", BT_NO_LABELS),
-        .histogram =
-            bt_metrics_histogram(m, "h", "H.", bt_metric_bounds_latency, BT_NO_LABELS),
+        .histogram = bt_metrics_histogram(m, "h", "H.", bt_metric_bounds_latency, BT_NO_LABELS),
     };
     pthread_t threads[N_THREADS];
     for (int i = 0; i < N_THREADS; i++) {

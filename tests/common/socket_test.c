@@ -26,7 +26,7 @@ static void wait_for(int fd, short events)
 static void addresses_go_both_ways(void **state)
 {
     (void)state;
-    const char *const texts[] = {"127.0.0.1:7000", "[::1]:0", "[2001:db8::5]:65535",
+    const char *const texts[] = {"127.0.0.1:7000",       "[::1]:0",    "[2001:db8::5]:65535",
                                  "unix:/run/baton.sock", "unix:@name", "0.0.0.0:1"};
     for (size_t i = 0; i < BT_ARRAY_LEN(texts); i++) {
         bt_socket_address address;
@@ -58,9 +58,9 @@ static void what_is_no_address_is_refused_with_advice(void **state)
     char long_path[300] = "unix:/";
     memset(long_path + 6, 'x', sizeof long_path - 7);
     long_path[sizeof long_path - 1] = '\0';
-    const char *const wrong[] = {"",      "localhost", "127.0.0.1",  "127.0.0.1:", "h:65536",
-                                 "h:1x",  "h:-1",      "::1:7000",   "[::1]7000",  "[::1:7000",
-                                 "unix:", "unix:@",    long_path,    "h:000001",   "[]x:1"};
+    const char *const wrong[] = {"",      "localhost", "127.0.0.1", "127.0.0.1:", "h:65536",
+                                 "h:1x",  "h:-1",      "::1:7000",  "[::1]7000",  "[::1:7000",
+                                 "unix:", "unix:@",    long_path,   "h:000001",   "[]x:1"};
     for (size_t i = 0; i < BT_ARRAY_LEN(wrong); i++) {
         bt_socket_address address;
         bt_error err = {.text = ""};
