@@ -28,6 +28,7 @@
 enum {
     HUGE_BYTES = 2 << 20,
     LINE_BYTES = 64,
+    STAT_BLOCK_BYTES = 512, /* unit of st_blocks */
     FILE_BYTES_MAX = 16384, /* of the files of /proc and /sys that are read here */
     PATH_BYTES_MAX = 4096,
 };
@@ -188,15 +189,16 @@ bt_status bt_alloc_touch(const bt_mapping *mapping, bt_error *err)
 {
     uint64_t available = 0;
     struct stat st;
-    /* Reserved huge pages count as taken already. */
-    const bool looked = mapping->fd >= 0 && fstat(mapping->fd, &st) == 0 &&
-                        st.st_blksize < HUGE_BYTES && bt_alloc_available(&available) == BT_OK;
-    if (looked && available < mapping->bytes / 2) {
-        /* Far too little: without this look the kernel would kill a process over it. Half,
-         * since the estimate is rough and a part may be touched already. */
-        return bt_error_set(err, BT_ENOMEM,
-                            "cannot take %zu MiB of memory: %" PRIu64 " MiB are available",
-                            mapping->bytes >> 20, available >> 20);
+    /* Without this look the kernel would kill a process over a lack. Reserved huge pages
+     * count as taken already. */
+    if (mapping->fd >= 0 && fstat(mapping->fd, &st) == 0 && st.st_blksize < HUGE_BYTES &&
+        bt_alloc_available(&available) == BT_OK) {
+        const uint64_t taken = (uint64_t)st.st_blocks * STAT_BLOCK_BYTES;
+        if (mapping->bytes > taken && mapping->bytes - taken > available) {
+            return bt_error_set(err, BT_ENOMEM,
+                                "cannot take %zu MiB of memory: %" PRIu64 " MiB are available",
+                                (mapping->bytes - (size_t)taken) >> 20, available >> 20);
+        }
     }
     int rc;
     do {

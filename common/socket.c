@@ -131,9 +131,16 @@ bt_status bt_socket_resolve(const char *text, bool passive, bt_socket_address *o
         return bt_error_set(err, BT_ENOTFOUND, "cannot find host '%s': %s", host,
                             rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
     }
+    const struct addrinfo *chosen = found;
+    for (const struct addrinfo *at = found; at; at = at->ai_next) {
+        if (at->ai_family == AF_INET) {
+            chosen = at;
+            break;
+        }
+    }
     memset(out, 0, sizeof *out);
-    memcpy(out->storage, found->ai_addr, found->ai_addrlen);
-    out->len = found->ai_addrlen;
+    memcpy(out->storage, chosen->ai_addr, chosen->ai_addrlen);
+    out->len = chosen->ai_addrlen;
     freeaddrinfo(found);
     return BT_OK;
 }

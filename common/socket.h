@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* socket.h - nonblocking stream sockets on "host:port" and "unix:path"; descriptors over them.
  *
- * Addresses: "127.0.0.1:7000", "[::1]:7000", "worker-3:7000", "*:7000" or ":7000" (all
- * interfaces), "unix:/run/baton.sock", "unix:@name" (Linux's abstract names: no file that
- * stays behind). Port 0 takes a free one.
+ * Addresses: "127.0.0.1:7000", "[::1]:7000", "worker-3:7000" (its IPv4 address if it has
+ * one, so that "localhost" is the same for both ends), "*:7000" or ":7000" (all IPv4
+ * interfaces; "[::]:7000": both kinds), "unix:/run/baton.sock", "unix:@name" (Linux's
+ * abstract names: no file that stays behind). Port 0 takes a free one.
  *
  * All sockets are nonblocking and close on exec; TCP ones have Nagle's algorithm off.
  * SO_REUSEPORT is never set: two servers on one port must fail loudly.

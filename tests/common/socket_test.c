@@ -52,6 +52,22 @@ static void all_interfaces_are_for_listening_alone(void **state)
     assert_int_equal(bt_socket_resolve(":80", false, &address, &err), BT_EINVAL);
 }
 
+static void localhost_is_the_same_for_both_ends(void **state)
+{
+    (void)state;
+    bt_socket_address address;
+    bt_error err;
+    char text[BT_SOCKET_TEXT_BYTES];
+    if (bt_socket_resolve("localhost:7", true, &address, &err) != BT_OK) {
+        skip(); /* a host without that name */
+    }
+    bt_socket_address_text(&address, text);
+    assert_string_equal(text, "127.0.0.1:7");
+    assert_int_equal(bt_socket_resolve("no-such-host.invalid:7", false, &address, &err),
+                     BT_ENOTFOUND);
+    assert_non_null(strstr(err.text, "cannot find host 'no-such-host.invalid'"));
+}
+
 static void what_is_no_address_is_refused_with_advice(void **state)
 {
     (void)state;
@@ -285,6 +301,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(addresses_go_both_ways),
         cmocka_unit_test(all_interfaces_are_for_listening_alone),
+        cmocka_unit_test(localhost_is_the_same_for_both_ends),
         cmocka_unit_test(what_is_no_address_is_refused_with_advice),
         cmocka_unit_test(tcp_takes_a_free_port_and_connects),
         cmocka_unit_test(a_port_in_use_is_an_error_that_says_so),
