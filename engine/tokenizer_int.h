@@ -111,7 +111,7 @@ BT_MUST_CHECK bt_status tokenizer_split(const tokenizer_splitter *splitter, cons
 typedef struct tokenizer_scratch {
     struct merge_symbol *symbols;
     size_t symbols_capacity;
-    struct merge_candidate *heap;
+    uint64_t *heap;
     size_t heap_len;
     size_t heap_capacity;
 } tokenizer_scratch;

@@ -4,9 +4,10 @@
  * best first: lowest rank, or highest score; then leftmost. A candidate that comes out is
  * applied and brings at most two new ones, so a word of n symbols costs n log n.
  *
- * Candidates are not removed when a neighbour changes. They're stale then, and known by their
- * length: symbols only ever grow, so a pair at a given left symbol whose joined length is
- * the one remembered is the same pair.
+ * Each symbol knows what it would become together with its right neighbour. A candidate is
+ * only (order, left symbol) in one integer: 8 bytes, since the heap of a long word doesn't
+ * fit a cache. Candidates are not removed when a neighbour changes; they're stale when their
+ * order isn't the symbol's any more.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,18 +19,15 @@
 
 typedef struct merge_symbol {
     uint32_t start; /* in the word */
-    uint32_t len;   /* 0: merged away */
-    int32_t id;     /* -1: no token (SentencePiece: falls back to bytes) */
+    uint32_t len;
+    int32_t id; /* -1: no token (SentencePiece: falls back to bytes) */
     uint32_t prev;
     uint32_t next;
+    uint32_t pair_order; /* NONE: no token together with `next`, or merged away */
+    int32_t pair_id;
 } merge_symbol;
 
-typedef struct merge_candidate {
-    uint32_t order; /* lowest first */
-    uint32_t left;
-    uint32_t len; /* of both together */
-    int32_t id;   /* what they become */
-} merge_candidate;
+enum { HEAP_FANOUT = 4 };
 
 void tokenizer_scratch_deinit(tokenizer_scratch *scratch)
 {
@@ -40,52 +38,44 @@ void tokenizer_scratch_deinit(tokenizer_scratch *scratch)
 
 /* --- heap -------------------------------------------------------------------------- */
 
-static bool comes_before(const merge_candidate *a, const merge_candidate *b)
-{
-    return a->order != b->order ? a->order < b->order : a->left < b->left;
-}
-
-static bt_status heap_push(tokenizer_scratch *scratch, merge_candidate candidate)
+static bt_status heap_push(tokenizer_scratch *scratch, uint64_t candidate)
 {
     if (scratch->heap_len == scratch->heap_capacity) {
         const size_t capacity = scratch->heap_capacity * 2 + 64;
-        merge_candidate *grown = realloc(scratch->heap, capacity * sizeof *grown);
+        uint64_t *grown = realloc(scratch->heap, capacity * sizeof *grown);
         if (!grown) {
             return BT_ENOMEM;
         }
         scratch->heap = grown;
         scratch->heap_capacity = capacity;
     }
-    merge_candidate *heap = scratch->heap;
+    uint64_t *heap = scratch->heap;
     size_t at = scratch->heap_len++;
-    while (at > 0 && comes_before(&candidate, &heap[(at - 1) / 2])) {
-        heap[at] = heap[(at - 1) / 2];
-        at = (at - 1) / 2;
+    while (at > 0 && candidate < heap[(at - 1) / HEAP_FANOUT]) {
+        heap[at] = heap[(at - 1) / HEAP_FANOUT];
+        at = (at - 1) / HEAP_FANOUT;
     }
     heap[at] = candidate;
     return BT_OK;
 }
 
-static merge_candidate heap_pop(tokenizer_scratch *scratch)
+static uint64_t heap_pop(tokenizer_scratch *scratch)
 {
-    merge_candidate *heap = scratch->heap;
-    const merge_candidate top = heap[0];
+    uint64_t *heap = scratch->heap;
+    const uint64_t top = heap[0];
     const size_t len = --scratch->heap_len;
-    const merge_candidate moved = heap[len];
+    const uint64_t moved = heap[len];
     size_t at = 0;
-    for (;;) {
-        size_t child = 2 * at + 1;
-        if (child >= len) {
+    for (size_t first = 1; first < len; first = HEAP_FANOUT * at + 1) {
+        size_t best = first;
+        for (size_t i = first + 1; i < bt_size_min(first + HEAP_FANOUT, len); i++) {
+            best = heap[i] < heap[best] ? i : best;
+        }
+        if (heap[best] >= moved) {
             break;
         }
-        if (child + 1 < len && comes_before(&heap[child + 1], &heap[child])) {
-            child++;
-        }
-        if (!comes_before(&heap[child], &moved)) {
-            break;
-        }
-        heap[at] = heap[child];
-        at = child;
+        heap[at] = heap[best];
+        at = best;
     }
     heap[at] = moved;
     return top;
@@ -103,40 +93,42 @@ static uint32_t order_of_score(float score)
     return ~ascending;
 }
 
-static bool find_merge(const bt_tokenizer *tokenizer, const char *word, const merge_symbol *left,
-                       const merge_symbol *right, merge_candidate *out)
+/* Notes what `left` makes with its right neighbour; false: nothing. */
+static bool find_pair(const bt_tokenizer *tokenizer, const char *word, merge_symbol *left,
+                      const merge_symbol *right)
 {
+    left->pair_order = NONE;
     if (tokenizer->is_spm) {
-        out->id = tokenizer_find(tokenizer, &tokenizer->text, word + left->start,
-                                 (size_t)left->len + right->len);
-        if (out->id < 0) {
+        left->pair_id = tokenizer_find(tokenizer, &tokenizer->text, word + left->start,
+                                       (size_t)left->len + right->len);
+        if (left->pair_id < 0) {
             return false;
         }
-        out->order = order_of_score(tokenizer->scores[out->id]);
+        left->pair_order = order_of_score(tokenizer->scores[left->pair_id]);
         return true;
     }
     uint64_t found;
     if (!bt_map64_get(tokenizer->merges, (uint64_t)left->id << 32 | (uint32_t)right->id, &found)) {
         return false;
     }
-    out->order = (uint32_t)(found >> 32);
-    out->id = (int32_t)(found & 0x7FFFFFFF);
+    left->pair_order = (uint32_t)(found >> 32);
+    left->pair_id = (int32_t)(found & 0x7FFFFFFF);
     return true;
 }
 
 static bt_status push_pair(const bt_tokenizer *tokenizer, tokenizer_scratch *scratch,
                            const char *word, uint32_t left)
 {
-    const merge_symbol *symbols = scratch->symbols;
-    if (left == NONE || symbols[left].next == NONE) {
+    merge_symbol *symbols = scratch->symbols;
+    if (left == NONE) {
         return BT_OK;
     }
-    const merge_symbol *right = &symbols[symbols[left].next];
-    merge_candidate candidate = {.left = left, .len = symbols[left].len + right->len};
-    if (!find_merge(tokenizer, word, &symbols[left], right, &candidate)) {
+    symbols[left].pair_order = NONE;
+    if (symbols[left].next == NONE ||
+        !find_pair(tokenizer, word, &symbols[left], &symbols[symbols[left].next])) {
         return BT_OK;
     }
-    return heap_push(scratch, candidate);
+    return heap_push(scratch, (uint64_t)symbols[left].pair_order << 32 | left);
 }
 
 /* --- symbols ----------------------------------------------------------------------- */
@@ -176,7 +168,8 @@ static uint32_t fill_symbols(const bt_tokenizer *tokenizer, const char *word, si
                 continue;
             }
         }
-        symbols[n] = (merge_symbol){(uint32_t)start, (uint32_t)(at - start), id, n - 1, n + 1};
+        symbols[n] =
+            (merge_symbol){(uint32_t)start, (uint32_t)(at - start), id, n - 1, n + 1, NONE, -1};
         n++;
     }
     if (n > 0) {
@@ -191,23 +184,23 @@ static bt_status apply_merges(const bt_tokenizer *tokenizer, tokenizer_scratch *
 {
     merge_symbol *symbols = scratch->symbols;
     while (scratch->heap_len > 0) {
-        const merge_candidate top = heap_pop(scratch);
-        merge_symbol *left = &symbols[top.left];
-        if (left->len == 0 || left->next == NONE ||
-            left->len + symbols[left->next].len != top.len) {
+        const uint64_t top = heap_pop(scratch);
+        const uint32_t at = (uint32_t)top;
+        merge_symbol *left = &symbols[at];
+        if (left->pair_order != (uint32_t)(top >> 32)) {
             continue;
         }
         merge_symbol *right = &symbols[left->next];
-        left->len = top.len;
-        left->id = top.id;
+        left->len += right->len;
+        left->id = left->pair_id;
         left->next = right->next;
-        right->len = 0;
+        right->pair_order = NONE;
         if (left->next != NONE) {
-            symbols[left->next].prev = top.left;
+            symbols[left->next].prev = at;
         }
         bt_status status = push_pair(tokenizer, scratch, word, left->prev);
         if (status == BT_OK) {
-            status = push_pair(tokenizer, scratch, word, top.left);
+            status = push_pair(tokenizer, scratch, word, at);
         }
         if (status != BT_OK) {
             return status;
