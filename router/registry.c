@@ -140,17 +140,6 @@ bt_router_worker *bt_router_registry_at(const bt_router_registry *registry, uint
     return is_free(worker) ? NULL : (bt_router_worker *)worker;
 }
 
-bt_router_worker *bt_router_registry_find(const bt_router_registry *registry, const char *name)
-{
-    for (uint32_t i = 0; i < BT_ROUTER_WORKERS_MAX; i++) {
-        bt_router_worker *worker = bt_router_registry_at(registry, i);
-        if (worker != NULL && strcmp(worker->hello.kv.name, name) == 0) {
-            return worker;
-        }
-    }
-    return NULL;
-}
-
 uint32_t bt_router_registry_count(const bt_router_registry *registry)
 {
     return registry->n_workers;

@@ -2,8 +2,8 @@
 /* registry.h - the workers that are attached: who they are, how loaded, how they are reached.
  *
  * One slot for each session of a worker, from on_worker_up to on_worker_down (proto/link.h). A
- * worker that dials again is a new session in another slot; its incarnation says whether it
- * is the same process. The registry also counts what this router has bound to each worker, so
+ * worker that dials again is a new session (the link sees to it that no two of one name live at
+ * a time). The registry also counts what this router has bound to each worker, so
  * that placement does not wait for the next load report, and writes both down as the view
  * that the policy reads: of the worker's own report and the router's count the larger one holds.
  *
@@ -58,9 +58,6 @@ void bt_router_registry_unbind(bt_router_worker *worker, uint64_t prefill_tokens
 
 /* The worker in a slot, or NULL when it is free. slot < BT_ROUTER_WORKERS_MAX. */
 bt_router_worker *bt_router_registry_at(const bt_router_registry *registry, uint32_t slot);
-
-/* Another attached worker of that name, or NULL. */
-bt_router_worker *bt_router_registry_find(const bt_router_registry *registry, const char *name);
 
 uint32_t bt_router_registry_count(const bt_router_registry *registry);
 

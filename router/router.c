@@ -55,11 +55,6 @@ static bt_status on_worker_up(bt_link_peer *peer, const bt_link_hello *hello, vo
     bt_status status = bt_router_models_match(router->models, hello, &model_idx, err);
     bt_router_worker *worker = NULL;
     if (status == BT_OK) {
-        /* The same name again: the old session is a dead one that nobody has noticed yet. */
-        bt_router_worker *old = bt_router_registry_find(router->registry, hello->kv.name);
-        if (old != NULL) {
-            bt_link_router_drop(old->peer, "the worker has attached again");
-        }
         status = bt_router_registry_add(router->registry, peer, hello, model_idx,
                                         bt_clock_now_ns(), &worker, err);
     }

@@ -68,13 +68,11 @@ static void slots_are_reused_but_sessions_differ(void **state)
 {
     bt_router_registry *registry = *state;
     bt_router_worker *a = add(registry, "a", 1, 0);
-    bt_router_worker *b = add(registry, "b", 1, 0);
+    (void)add(registry, "b", 1, 0);
     const uint32_t slot = a->slot;
     const uint64_t session = a->session;
-    assert_ptr_equal(bt_router_registry_find(registry, "b"), b);
     bt_router_registry_remove(registry, a);
     assert_null(bt_router_registry_at(registry, slot));
-    assert_null(bt_router_registry_find(registry, "a"));
     bt_router_worker *again = add(registry, "a", 1, 0);
     assert_int_equal(again->slot, slot);
     assert_true(again->session > session);
