@@ -18,9 +18,11 @@
  * comes from deliver() alone. */
 #include "kvtransfer/source.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/check.h"
 #include "common/clock.h"
@@ -452,12 +454,27 @@ static bt_status copy_address(char out[BT_KV_ADDRESS_BYTES], const char *address
     return BT_OK;
 }
 
+/* Peers get a descriptor that can't be mapped for writing. */
+static void open_read_only(bt_kv_source *source)
+{
+    char path[64];
+    if (source->options.pool_fd >= 0 && source->options.shm_address) {
+        (void)snprintf(path, sizeof path, "/proc/self/fd/%d", source->options.pool_fd);
+        source->share_fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (source->share_fd < 0) {
+            bt_log(BT_WARN, "kv over shm is off: the pool can't be opened read-only, path=%s",
+                   path);
+        }
+    }
+}
+
 static bt_status listen_all(bt_kv_source *source, bt_error *err)
 {
     const bt_kv_source_options *o = &source->options;
+    open_read_only(source);
     bt_status status = copy_address(source->self.tcp, o->tcp_address, err);
     if (status == BT_OK) {
-        status = copy_address(source->self.shm, o->pool_fd >= 0 ? o->shm_address : NULL, err);
+        status = copy_address(source->self.shm, source->share_fd >= 0 ? o->shm_address : NULL, err);
     }
     if (status == BT_OK && source->self.tcp[0] != '\0') {
         status = listen_on(source, &bt_transport_tcp, err);
@@ -487,6 +504,7 @@ bt_status bt_kv_source_create(bt_loop *loop, const bt_kv_source_options *options
     source->options = *options;
     source->callbacks = *callbacks;
     source->arena = BT_MAPPING_NONE;
+    source->share_fd = -1;
     source->rate.bytes_s = options->rate_limit_bytes_s;
     source->self.incarnation = options->incarnation;
     if (source->options.lease_ms == 0) {
@@ -522,6 +540,9 @@ void bt_kv_source_destroy(bt_kv_source *source)
     bt_timer_destroy(source->soon);
     bt_timer_destroy(source->tick);
     bt_wake_destroy(source->wake);
+    if (source->share_fd >= 0) {
+        (void)close(source->share_fd);
+    }
     bt_alloc_unmap(&source->arena);
     free(source->recent);
     free(source->peers);

@@ -105,6 +105,7 @@ struct bt_kv_source {
     bt_kv_source_options options;
     bt_kv_source_callbacks callbacks;
     bt_kv_peer self;
+    int share_fd; /* the pool, opened read-only; -1: no shm */
     bt_listener *listeners[BT_SOURCE_LISTENERS_MAX];
     size_t n_listeners;
     bt_wake *wake;  /* more to do: pump */

@@ -134,7 +134,7 @@ static bt_status on_hello(bt_source_peer *peer, const bt_frame_hello *hello, bt_
     bt_frame_hello_set(&frame.u.hello, &o->terms, o->incarnation, o->n_blocks);
     frame.u.hello.lease_ms = o->lease_ms;
     if (peer->channel.ops->caps & BT_TRANSPORT_ONE_SIDED) {
-        peer->channel.ops->share(peer->channel.conn, o->pool_fd);
+        peer->channel.ops->share(peer->channel.conn, source->share_fd);
     }
     bt_channel_put(&peer->channel, &frame);
     peer->state = BT_SOURCE_PEER_READY;

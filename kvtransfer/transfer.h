@@ -35,7 +35,8 @@ static inline bool bt_kv_transfer_equal(bt_kv_transfer a, bt_kv_transfer b)
 }
 
 /* Where a source can be reached. A worker fills it with bt_kv_source_peer(), sends it in
- * its hello, and the router hands it to the sink. */
+ * its hello, and the router hands it to the sink. Hosts are numeric addresses: a name would be
+ * resolved on the sink's loop thread. */
 typedef struct bt_kv_peer {
     uint64_t incarnation;                 /* of the source's process; 0 is never valid */
     uint8_t boot_id[BT_KV_BOOT_ID_BYTES]; /* of the source's host; zero switches shm off */

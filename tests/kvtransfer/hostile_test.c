@@ -3,6 +3,7 @@
  * of place, READs and DATA that nobody asked for, silence. Their connection is closed or
  * expires, with a counted reason, and a transfer of others runs on undisturbed. */
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -491,13 +493,29 @@ static void a_source_that_falls_silent_is_given_up_after_a_lease(void **state)
 
 /* ---- which transport ---- */
 
+static void share_bad_memory(kv_rig *rig, bool unsealed)
+{
+    const size_t bytes = rig->source_pool.bytes;
+    const int fd = memfd_create("bad", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, (off_t)(unsealed ? bytes : bytes / 2)), 0);
+    if (!unsealed) {
+        assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    }
+    assert_int_equal(dup2(fd, rig->source_pool.fd), rig->source_pool.fd);
+    assert_int_equal(close(fd), 0);
+}
+
 static void auto_takes_shm_on_one_host_and_tcp_when_it_fails(void **state)
 {
     (void)state;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 6; i++) {
         kv_rig rig;
         kv_rig_create(&rig, BT_KV_TRANSPORT_AUTO);
         rig.sink_options.no_shm = i == 1;
+        if (i >= 4) { /* memory that can be pulled away, or is too small */
+            share_bad_memory(&rig, i == 4);
+        }
         kv_rig_start_source(&rig);
         kv_rig_start_sink(&rig);
         if (i == 2) { /* not our host */

@@ -284,6 +284,41 @@ static void the_rate_limit_holds(void **state)
     assert_true(kv_rig_run_released(rig, 1));
 }
 
+/* P computes a (layer, chunk) every 5 ms, the link needs 4 ms to move it: when the last one is
+ * done, at most two are left to move. */
+static void moving_overlaps_with_computing(void **state)
+{
+    kv_rig *rig = rig_of(state);
+    enum { CHUNK = 4, CHUNKS = 8, STEP_MS = 5 };
+    kv_rig_stop_sink(rig);
+    kv_rig_stop_source(rig);
+    rig->step_ns = 500 * 1000; /* half a millisecond at a time */
+    rig->source_options.rate_limit_bytes_s = CHUNK * 1024 * 1000 / 4;
+    rig->sink_options.rate_limit_bytes_s = CHUNK * 1024 * 1000 / 4;
+    kv_rig_start_source(rig);
+    kv_rig_start_sink(rig);
+    kv_rig_offer(rig, 1, 0, CHUNK * CHUNKS);
+    kv_rig_open(rig, 1);
+    kv_rig_pull(rig, 1, 0, CHUNK * CHUNKS, 0);
+    kv_rig_run_for(rig, 10);
+    const bt_kv_sink_counters *c = bt_kv_sink_counters_get(rig->sink);
+    for (uint32_t chunk = 0; chunk < CHUNKS; chunk++) {
+        for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
+            kv_rig_run_for(rig, 2 * STEP_MS); /* computing */
+            assert_int_equal(
+                bt_kv_source_announce(rig->source, kv_rig_name(1), layer, chunk * CHUNK, CHUNK),
+                BT_OK);
+        }
+    }
+    const uint64_t n_left = CHUNK * CHUNKS * RIG_LAYERS - c->parts;
+    assert_in_range(n_left, CHUNK, 2 * CHUNK);
+    kv_rig_complete(rig, 1, "", false);
+    assert_true(kv_rig_run_done(rig, 1));
+    assert_true(kv_rig_end_of(rig, 1)->stats.parts_left_at_complete <= 2 * CHUNK);
+    kv_rig_expect_moved(rig, 0, CHUNK * CHUNKS, 0);
+    assert_true(kv_rig_run_released(rig, 1));
+}
+
 static int set_up(void **state, bt_kv_transport transport)
 {
     kv_rig *rig = malloc(sizeof *rig);
@@ -336,6 +371,7 @@ int main(void)
         ON_ALL(full_tables_say_again),
         ON_ALL(a_pull_of_another_size_fails),
         ON_ALL(the_rate_limit_holds),
+        ON_ALL(moving_overlaps_with_computing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
