@@ -151,9 +151,9 @@ static bt_status choose(bt_router_request *request, uint32_t n_tokens, choice *o
     }
     bt_router_policy_request wanted = {
         .prompt_tokens = n_tokens,
-        .max_tokens = s->max_tokens,
+        .max_tokens = s->max_tokens - (n_tokens - request->n_prompt),
         .block_tokens = BT_BLOCK_HASH_TOKENS,
-        .prefill_only = s->max_tokens <= 1,
+        .prefill_only = s->max_tokens <= 1 + (n_tokens - request->n_prompt),
         .bypass_cache = scores_prompt,
     };
     const bool has_begun = n_tokens > request->n_prompt;

@@ -238,8 +238,9 @@ bt_status bt_router_policy_place(const bt_router_worker_view *workers, size_t n_
                                d->numerics != request->numerics)) {
             continue;
         }
-        /* One more token than the prompt: decode reserves its first block's room. */
-        if (!fits(d, request, (uint64_t)request->prompt_tokens + 1)) {
+        /* All that may come, or a sequence could outgrow the pool and never end. */
+        const uint64_t n_new = request->max_tokens > 0 ? request->max_tokens : 1;
+        if (!fits(d, request, request->prompt_tokens + n_new)) {
             too_long = true;
             continue;
         }
@@ -273,10 +274,15 @@ uint32_t bt_router_policy_context_max(const bt_router_worker_view *workers, size
     uint32_t longest = 0;
     for (size_t i = 0; i < n_workers; i++) {
         way found;
-        if (can_decode(&workers[i]) && best_way(workers, n_workers, i, &one, options, &found) &&
-            workers[i].context_tokens > longest) {
-            longest = workers[i].context_tokens;
+        if (!can_decode(&workers[i]) || !best_way(workers, n_workers, i, &one, options, &found)) {
+            continue;
         }
+        uint64_t most = workers[i].context_tokens;
+        const uint64_t pool_tokens = (uint64_t)workers[i].n_blocks * one.block_tokens;
+        if (pool_tokens > 0 && pool_tokens < most) {
+            most = pool_tokens;
+        }
+        longest = most > longest ? (uint32_t)most : longest;
     }
     return longest;
 }

@@ -40,8 +40,8 @@ typedef struct bt_router_worker_view {
 } bt_router_worker_view;
 
 typedef struct bt_router_policy_request {
-    uint32_t prompt_tokens;
-    uint32_t max_tokens;
+    uint32_t prompt_tokens; /* all that is known already */
+    uint32_t max_tokens;    /* that may come */
     uint32_t block_tokens;    /* 16 */
     bool prefill_only;        /* nothing is left to decode after the first token */
     bool bypass_cache;        /* cached prefixes don't help (echo with logprobs) */
@@ -79,7 +79,8 @@ BT_MUST_CHECK bt_status bt_router_policy_place(const bt_router_worker_view *work
 bool bt_router_policy_can_serve(const bt_router_worker_view *workers, size_t n_workers,
                          const bt_router_policy_options *options);
 
-/* The longest sequence, in tokens, that a placement in this view could hold; 0: none ready. */
+/* The longest sequence, in tokens, that some placement in this view could hold, by context and by
+ * pool (blocks of 16 tokens); 0: no workers are ready. */
 uint32_t bt_router_policy_context_max(const bt_router_worker_view *workers, size_t n_workers,
                                const bt_router_policy_options *options);
 

@@ -510,8 +510,7 @@ static bool settle_lengths(bt_router_request *request)
                                limit);
         return false;
     }
-    const bool scores_only = request->has_max_tokens && s->max_tokens == 0;
-    if (n > context || (n == context && !scores_only)) {
+    if (n >= context) {
         bt_router_request_fail(request, BT_EINVAL,
                                "the prompt has %" PRIu32 " tokens: the context of model '%.60s' "
                                "here is %" PRIu32 " tokens, one of them for the reply",

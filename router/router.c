@@ -28,8 +28,8 @@ enum {
 void bt_router_options_init(bt_router_options *options)
 {
     *options = (bt_router_options){
-        .client_address = "127.0.0.1:7000",
-        .attach_address = "127.0.0.1:7001",
+        .client_address = "127.0.0.1:7070",
+        .attach_address = "127.0.0.1:7071",
         .name = "router",
         .requests_max = 1024,
         .queue_max = 512,

@@ -58,7 +58,7 @@ typedef struct bt_router_options {
     uint64_t worker_timeout_ms;     /* silence after which a worker is taken for dead */
 } bt_router_options;
 
-/* Every option at its default: loopback addresses, ports 7000 (clients) and 7001 (attach),
+/* Every option at its default: loopback addresses, ports 7070 (clients) and 7071 (attach),
  * no model. */
 void bt_router_options_init(bt_router_options *options);
 

@@ -190,13 +190,17 @@ static void a_worker_of_both_roles_takes_whole_requests(void **state)
 static void what_no_worker_can_hold_is_invalid(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_DECODE)};
-    assert_int_equal(refusal(w, 2, 8192, &no_local), BT_EINVAL);
-    assert_int_equal(place(w, 2, 8191, &no_local).kind, BT_ROUTER_PLACEMENT_SPLIT);
+    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    /* Prompt and the 100 tokens that may come. */
+    assert_int_equal(refusal(w, 2, 8093, &no_local), BT_EINVAL);
+    assert_int_equal(place(w, 2, 8092, &no_local).kind, BT_ROUTER_PLACEMENT_SPLIT);
     w[1].n_blocks = 10;
-    assert_int_equal(refusal(w, 2, 160, &no_local), BT_EINVAL);
-    assert_int_equal(place(w, 2, 159, &no_local).kind, BT_ROUTER_PLACEMENT_SPLIT);
+    assert_int_equal(refusal(w, 2, 61, &no_local), BT_EINVAL);
+    assert_int_equal(place(w, 2, 60, &no_local).kind, BT_ROUTER_PLACEMENT_SPLIT);
     assert_int_equal(refusal(w, 0, 10, &no_local), BT_AGAIN);
+    assert_int_equal(bt_router_policy_context_max(w, 2, &no_local), 160);
+    w[1].n_blocks = 1000;
     assert_int_equal(bt_router_policy_context_max(w, 2, &no_local), 8192);
     assert_int_equal(bt_router_policy_context_max(w, 1, &no_local), 0);
 }
