@@ -33,6 +33,10 @@ typedef struct router_options {
 
 #define FIELD(field) offsetof(router_options, field)
 #define MS INT64_C(1000000)
+#define DAY (86400000 * MS)
+
+/* Defaults are written here, for --help and --print-config; they are those of
+ * bt_router_options_init(). */
 
 static const bt_config_option options_table[] = {
     {.name = "model",
@@ -67,6 +71,7 @@ static const bt_config_option options_table[] = {
     {.name = "requests-max",
      .type = BT_CONFIG_INT,
      .group = "Limits",
+     .fallback = "1024",
      .unit = "requests",
      .min = 1,
      .max = 65536,
@@ -75,6 +80,7 @@ static const bt_config_option options_table[] = {
     {.name = "queue-max",
      .type = BT_CONFIG_INT,
      .group = "Limits",
+     .fallback = "512",
      .unit = "requests",
      .min = 0,
      .max = 65536,
@@ -83,12 +89,15 @@ static const bt_config_option options_table[] = {
     {.name = "queue-time",
      .type = BT_CONFIG_DURATION,
      .group = "Limits",
-     .min = MS,
+     .fallback = "10s",
+     .min = 0,
+     .max = DAY,
      .help = "Longest wait for a worker that has room.",
      .offset = FIELD(queue_time_ns)},
     {.name = "prompt-tokens-max",
      .type = BT_CONFIG_INT,
      .group = "Limits",
+     .fallback = "0",
      .unit = "tokens",
      .min = 0,
      .max = 1 << 24,
@@ -97,6 +106,7 @@ static const bt_config_option options_table[] = {
     {.name = "request-bytes-max",
      .type = BT_CONFIG_BYTES,
      .group = "Limits",
+     .fallback = "4MiB",
      .min = 1024,
      .max = INT64_C(1) << 30,
      .help = "Largest request message.",
@@ -104,29 +114,37 @@ static const bt_config_option options_table[] = {
     {.name = "max-request-time",
      .type = BT_CONFIG_DURATION,
      .group = "Limits",
+     .fallback = "10m",
      .min = MS,
+     .max = DAY,
      .help = "Deadline of a request that brings none, and the longest that one may bring.",
      .offset = FIELD(request_time_ns)},
     {.name = "slow-client-bytes",
      .type = BT_CONFIG_BYTES,
      .group = "Limits",
-     .min = 1024,
+     .fallback = "4MiB",
+     .min = 4096,
+     .max = INT64_MAX,
      .help = "Text that waits for a client that does not read, before its stream is aborted.",
      .offset = FIELD(slow_client_bytes)},
     {.name = "retry-pushback",
      .type = BT_CONFIG_DURATION,
      .group = "Limits",
+     .fallback = "1s",
      .min = 0,
+     .max = DAY,
      .help = "What a client is told to wait when there is no room.",
      .offset = FIELD(retry_pushback_ns)},
     {.name = "local-prefill",
      .type = BT_CONFIG_BOOL,
      .group = "Placement",
+     .fallback = "true",
      .help = "Lets decode workers compute prompts when no prefill worker is ready.",
      .offset = FIELD(local_prefill)},
     {.name = "local-prefill-tokens",
      .type = BT_CONFIG_INT,
      .group = "Placement",
+     .fallback = "0",
      .unit = "tokens",
      .min = 0,
      .max = 1 << 24,
@@ -137,6 +155,7 @@ static const bt_config_option options_table[] = {
     {.name = "attempts-max",
      .type = BT_CONFIG_INT,
      .group = "Placement",
+     .fallback = "3",
      .unit = "attempts",
      .min = 1,
      .max = 16,
@@ -145,6 +164,7 @@ static const bt_config_option options_table[] = {
     {.name = "prefix-blocks-max",
      .type = BT_CONFIG_INT,
      .group = "Placement",
+     .fallback = "262144",
      .unit = "blocks",
      .min = 1,
      .max = INT64_C(1) << 28,
@@ -153,12 +173,15 @@ static const bt_config_option options_table[] = {
     {.name = "worker-timeout",
      .type = BT_CONFIG_DURATION,
      .group = "Placement",
-     .min = 100 * MS,
+     .fallback = "3s",
+     .min = 1000 * MS, /* twice the link's ping */
+     .max = DAY,
      .help = "A worker that is silent for so long is taken for dead.",
      .offset = FIELD(worker_timeout_ns)},
     {.name = "allow-mixed-numerics",
      .type = BT_CONFIG_BOOL,
      .group = "Placement",
+     .fallback = "false",
      .help = "Pairs workers whose results differ in their last bits; replies then say so.",
      .offset = FIELD(allow_mixed_numerics)},
     BT_PROCESS_CONFIG_ROWS(router_options, process),
@@ -183,27 +206,6 @@ typedef struct router_process {
     bt_process process;
     bt_router *router;
 } router_process;
-
-/* The router's own defaults show in --print-config as values of ours. */
-static void set_defaults(router_options *o)
-{
-    bt_router_options d;
-    bt_router_options_init(&d);
-    o->requests_max = d.requests_max;
-    o->queue_max = d.queue_max;
-    o->prompt_tokens_max = d.prompt_tokens_max;
-    o->request_bytes_max = d.request_bytes_max;
-    o->request_time_ns = (int64_t)d.request_time_ms * MS;
-    o->queue_time_ns = (int64_t)d.queue_time_ms * MS;
-    o->slow_client_bytes = d.slow_client_bytes;
-    o->retry_pushback_ns = (int64_t)d.retry_pushback_ms * MS;
-    o->local_prefill = d.local_prefill;
-    o->local_prefill_tokens = d.local_prefill_tokens;
-    o->allow_mixed_numerics = d.allow_mixed_numerics;
-    o->attempts_max = d.attempts_max;
-    o->prefix_blocks_max = d.prefix_blocks_max;
-    o->worker_timeout_ns = (int64_t)d.worker_timeout_ms * MS;
-}
 
 static bt_router_model model_of(char *text)
 {
@@ -298,7 +300,6 @@ static bt_status serve(router_process *r, bt_error *err)
 static int run(int argc, char **argv)
 {
     router_process r = {.router = NULL};
-    set_defaults(&r.options);
     bt_config *config = NULL;
     const int code = bt_cli_configure(&spec, argc, argv, &r.options, &config);
     if (code != BT_CLI_RUN) {
