@@ -9,17 +9,9 @@
 #include <string.h>
 
 #include "common/check.h"
+#include "tests/support/side.h"
 
-enum { EVENTS_MAX = 1 << 15, ROWS_KEPT_MAX = 1 << 16 };
-
-/* One side: an engine without a thread, its pool, cache and a place for rows of logits. */
-typedef struct side {
-    bt_kv_pool *pool;
-    bt_kv_cache *cache;
-    bt_engine *engine;
-    bt_batch *batch;
-    bt_engine_scheduler table;
-} side;
+enum { ROWS_ALONE = 64 }; /* of a step of a request that runs alone */
 
 typedef struct job {
     const bt_pair_request *request;
@@ -36,59 +28,18 @@ typedef struct job {
 typedef struct pair {
     const bt_pair_options *options;
     bt_pair_counters *counters;
-    side prefill;
-    side decode;
+    bt_side prefill;
+    bt_side decode;
     bt_prefill_scheduler *prefill_scheduler;
     bt_decode_scheduler *decode_scheduler;
     uint32_t n_open; /* jobs that are not over */
 } pair;
 
-static void must(bt_status status)
+static bt_sequence *make_sequence(const bt_side *side, job *j, uint32_t order)
 {
-    BT_ASSERT(status == BT_OK);
-}
-
-static void open_side(side *s, const bt_pair_options *options, uint32_t n_blocks,
-                      size_t command_bytes, size_t event_bytes)
-{
-    must(bt_kv_pool_create(bt_model_kv_layout(options->model), n_blocks, false, &s->pool, NULL));
-    const bt_kv_cache_options cache = {.pool = s->pool,
-                                       .cached_blocks_max = options->cache ? UINT32_MAX : 0};
-    must(bt_kv_cache_create(&cache, &s->cache));
-    const bt_engine_options engine = {
-        .model = options->model,
-        .pool = bt_kv_pool_base(s->pool),
-        .rows_max = options->token_budget,
-        .spans_max = options->running_max,
-        .logits_max = options->running_max,
-        .command_bytes = command_bytes,
-        .commands_max = 16,
-        .event_bytes = event_bytes,
-        .events_max = EVENTS_MAX,
-    };
-    must(bt_engine_create(&engine, &s->engine));
-    must(bt_batch_create(options->token_budget, options->running_max, options->running_max,
-                         &s->batch));
-}
-
-static void close_side(side *s)
-{
-    must(bt_kv_cache_audit(s->cache, NULL));
-    BT_ASSERT(bt_kv_cache_n_available(s->cache) == bt_kv_pool_n_blocks(s->pool));
-    bt_batch_destroy(s->batch);
-    bt_engine_destroy(s->engine);
-    bt_kv_cache_destroy(s->cache);
-    bt_kv_pool_destroy(s->pool);
-}
-
-static bt_sequence *make_sequence(const bt_model *model, job *j, uint32_t order)
-{
-    bt_sequence *seq;
-    must(bt_sequence_create(bt_model_get_params(model)->context, &seq));
-    memcpy(seq->tokens, j->request->prompt, j->request->n_prompt * sizeof(int32_t));
-    seq->n_prompt = j->request->n_prompt;
-    seq->n_tokens = j->request->n_prompt;
-    seq->sampling = j->request->sampling;
+    const bt_pair_request *request = j->request;
+    bt_sequence *seq = bt_side_sequence(side, request->prompt, request->n_prompt, 0);
+    seq->sampling = request->sampling;
     seq->use_cache = !seq->sampling.echo;
     seq->arrived_ns = order + 1;
     seq->id = (bt_request_id){.hi = 1, .lo = order};
@@ -213,35 +164,24 @@ static void keep_row(bt_pair_output *out, uint32_t index, const float *row, uint
     out->rows[index] = bt_hash128_of(NULL, row, n_vocab * sizeof *row);
 }
 
-/* Runs one step of a side; false: it has nothing to run. */
-static bool step(side *s, bt_model *model)
+static void keep_rows(void *ctx, const bt_batch *batch, const float *logits)
 {
-    bt_batch_clear(s->batch);
-    s->table.plan(s->table.ctx, s->batch);
-    if (s->batch->n_rows == 0) {
-        return false;
-    }
-    const float *logits = bt_model_forward(model, s->batch, bt_kv_pool_base(s->pool),
-                                           s->table.layer_done, s->table.ctx);
-    const uint32_t n_vocab = bt_model_get_params(model)->n_vocab;
+    const pair *p = ctx;
+    const uint32_t n_vocab = bt_model_get_params(p->options->model)->n_vocab;
     uint32_t next = 0;
-    for (uint32_t i = 0; i < s->batch->n_spans; i++) {
-        const bt_kv_span *span = &s->batch->spans[i];
-        if (next < s->batch->n_logits &&
-            s->batch->logit_rows[next] < span->row_first + span->n_rows) {
-            job *j = ((bt_sequence *)s->batch->owners[i])->user;
+    for (uint32_t i = 0; i < batch->n_spans; i++) {
+        const bt_kv_span *span = &batch->spans[i];
+        if (next < batch->n_logits && batch->logit_rows[next] < span->row_first + span->n_rows) {
+            job *j = ((bt_sequence *)batch->owners[i])->user;
             keep_row(j->output, j->n_rows++, logits + (size_t)next * n_vocab, n_vocab);
             next++;
         }
     }
-    s->table.results(s->table.ctx, s->batch, logits);
-    return true;
 }
 
 static void submit(pair *p, job *j, const bt_pair_request *request, bt_pair_output *output,
                    uint32_t order)
 {
-    bt_model *model = p->options->model;
     const uint32_t n_most = request->sampling.max_tokens;
     *j = (job){.request = request, .output = output};
     *output = (bt_pair_output){
@@ -250,22 +190,32 @@ static void submit(pair *p, job *j, const bt_pair_request *request, bt_pair_outp
     };
     BT_ASSERT(output->tokens && output->rows);
     p->n_open++;
-    j->at_decode = make_sequence(model, j, order);
+    j->at_decode = make_sequence(&p->decode, j, order);
     if (request->whole) {
         tell_decode(p, BT_DECODE_COMMAND_RUN_WHOLE, j->at_decode, 0);
         return;
     }
-    j->at_prefill = make_sequence(model, j, order);
+    j->at_prefill = make_sequence(&p->prefill, j, order);
     tell_prefill(p, BT_PREFILL_COMMAND_RUN, j->at_prefill);
     tell_decode(p, BT_DECODE_COMMAND_RUN_PULL, j->at_decode, 0);
 }
 
 static void open_pair(pair *p, const bt_pair_options *options)
 {
-    open_side(&p->prefill, options, options->prefill_blocks, sizeof(bt_prefill_command),
-              sizeof(bt_prefill_event));
-    open_side(&p->decode, options, options->decode_blocks, sizeof(bt_decode_command),
-              sizeof(bt_decode_event));
+    bt_side_options side = {
+        .model = options->model,
+        .n_blocks = options->prefill_blocks,
+        .rows_max = options->token_budget,
+        .spans_max = options->running_max,
+        .cache = options->cache,
+        .command_bytes = sizeof(bt_prefill_command),
+        .event_bytes = sizeof(bt_prefill_event),
+    };
+    bt_side_open(&p->prefill, &side);
+    side.n_blocks = options->decode_blocks;
+    side.command_bytes = sizeof(bt_decode_command);
+    side.event_bytes = sizeof(bt_decode_event);
+    bt_side_open(&p->decode, &side);
     const bt_prefill_scheduler_options prefill = {
         .cache = p->prefill.cache,
         .engine = p->prefill.engine,
@@ -274,7 +224,7 @@ static void open_pair(pair *p, const bt_pair_options *options)
         .chunk = options->chunk,
         .computing_max = options->running_max,
     };
-    must(bt_prefill_scheduler_create(&prefill, &p->prefill_scheduler));
+    bt_side_must(bt_prefill_scheduler_create(&prefill, &p->prefill_scheduler));
     p->prefill.table = bt_prefill_scheduler_table(p->prefill_scheduler);
     const bt_decode_scheduler_options decode = {
         .cache = p->decode.cache,
@@ -284,7 +234,7 @@ static void open_pair(pair *p, const bt_pair_options *options)
         .chunk = options->chunk,
         .running_max = options->running_max,
     };
-    must(bt_decode_scheduler_create(&decode, &p->decode_scheduler));
+    bt_side_must(bt_decode_scheduler_create(&decode, &p->decode_scheduler));
     p->decode.table = bt_decode_scheduler_table(p->decode_scheduler);
 }
 
@@ -304,16 +254,16 @@ void bt_pair_run(const bt_pair_options *options, const bt_pair_request *requests
             n_submitted++;
             drain(&p);
         }
-        const bool prefilled = step(&p.prefill, options->model);
+        const bool prefilled = bt_side_step(&p.prefill, keep_rows, &p);
         drain(&p);
-        const bool decoded = step(&p.decode, options->model);
+        const bool decoded = bt_side_step(&p.decode, keep_rows, &p);
         drain(&p);
         BT_ASSERT(prefilled || decoded || p.n_open < concurrency); /* progress */
     }
     drain(&p);
     free(jobs);
-    close_side(&p.prefill);
-    close_side(&p.decode);
+    bt_side_close(&p.prefill);
+    bt_side_close(&p.decode);
     bt_prefill_scheduler_destroy(p.prefill_scheduler);
     bt_decode_scheduler_destroy(p.decode_scheduler);
 }
@@ -327,23 +277,28 @@ void bt_pair_run_alone(bt_model *model, const bt_pair_request *request, bt_pair_
         .rows = calloc(n_most, sizeof *output->rows),
     };
     job j = {.request = request, .output = output};
-    bt_kv_pool *pool;
-    bt_kv_cache *cache;
-    bt_batch *batch;
+    const bt_side_options options = {
+        .model = model,
+        .n_blocks = (uint32_t)bt_div_ceil(params->context, BT_KV_BLOCK_TOKENS),
+        .rows_max = ROWS_ALONE,
+        .spans_max = 1,
+        .command_bytes = 1,
+        .event_bytes = 1,
+    };
+    bt_side side;
+    bt_side_open(&side, &options);
     bt_sampler *sampler;
-    const uint32_t n_blocks = (uint32_t)bt_div_ceil(params->context, BT_KV_BLOCK_TOKENS);
-    must(bt_kv_pool_create(bt_model_kv_layout(model), n_blocks, false, &pool, NULL));
-    must(bt_kv_cache_create(&(bt_kv_cache_options){.pool = pool}, &cache));
-    must(bt_batch_create(64, 1, 1, &batch));
-    must(bt_sampler_create(params->n_vocab, &sampler));
-    bt_sequence *seq = make_sequence(model, &j, 0);
-    must(bt_sequence_reserve(seq, cache, params->context));
+    bt_side_must(bt_sampler_create(params->n_vocab, &sampler));
+    bt_sequence *seq = make_sequence(&side, &j, 0);
+    bt_side_must(bt_sequence_reserve(seq, side.cache, params->context));
     while (seq->finish == BT_FINISH_NONE) {
+        bt_batch *batch = side.batch;
         bt_batch_clear(batch);
-        const bool planned = bt_sequence_plan(seq, 64, batch);
+        const bool planned = bt_sequence_plan(seq, ROWS_ALONE, batch);
         BT_ASSERT(planned);
-        const float *logits = bt_model_forward(model, batch, bt_kv_pool_base(pool), NULL, NULL);
-        bt_sequence_computed(seq, cache, seq->n_computed + batch->n_rows);
+        const float *logits =
+            bt_model_forward(model, batch, bt_kv_pool_base(side.pool), NULL, NULL);
+        bt_sequence_computed(seq, side.cache, seq->n_computed + batch->n_rows);
         bt_logit_rows rows = {.batch = batch, .logits = logits, .params = params};
         bt_token_result result;
         if (bt_sequence_sample(seq, &batch->spans[0], &rows, sampler, NULL, NULL, &result)) {
@@ -351,12 +306,10 @@ void bt_pair_run_alone(bt_model *model, const bt_pair_request *request, bt_pair_
             keep_token(&j, result.token, seq->finish);
         }
     }
-    bt_sequence_release(seq, cache);
+    bt_sequence_release(seq, side.cache);
     bt_sequence_destroy(seq);
     bt_sampler_destroy(sampler);
-    bt_batch_destroy(batch);
-    bt_kv_cache_destroy(cache);
-    bt_kv_pool_destroy(pool);
+    bt_side_close(&side);
 }
 
 void bt_pair_output_free(bt_pair_output *output)

@@ -143,9 +143,9 @@ static void add_vocabulary(bt_gguf_writer *writer)
     bt_gguf_writer_add_bool(writer, "tokenizer.ggml.add_bos_token", false);
     bt_gguf_writer_add_string(
         writer, "tokenizer.chat_template",
-        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
-        "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
-        "{{ '<|im_start|>assistant\n' }}{% endif %}");
+        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + "
+        "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}"
+        "{{ '<|im_start|>assistant\\n' }}{% endif %}");
 }
 
 bt_status bt_tiny_model_write(const bt_tiny_model *m, const char *path)

@@ -11,11 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "tests/support/pair.h"
+#include "tests/support/side.h"
 #include "tests/support/tiny_model.h"
 
 enum {
@@ -24,6 +24,7 @@ enum {
     PROMPT_MAX = 300,
     SHARED_PREFIXES = 4,
     PATHS_MAX = 8,
+    ROWS_MAX = 600,
 };
 
 typedef struct request_set {
@@ -81,31 +82,6 @@ static request_set *make_requests(void)
         };
     }
     return set;
-}
-
-static bt_model *load(const bt_tiny_model *tiny, const char *kernels, uint32_t n_threads)
-{
-    char path[] = "/tmp/baton-invariance-XXXXXX";
-    const int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    (void)close(fd);
-    assert_int_equal(bt_tiny_model_write(tiny, path), BT_OK);
-    const bt_model_options options = {
-        .path = path,
-        .kernels = kernels,
-        .kv_format = strcmp(kernels, "reference") == 0 ? BT_KV_FORMAT_F32 : BT_KV_FORMAT_BF16,
-        .n_threads = n_threads,
-        .rows_max = 600,
-        .spans_max = CONCURRENCY,
-        .logits_max = CONCURRENCY,
-    };
-    bt_model *model = NULL;
-    bt_error err = {""};
-    if (bt_model_load(&options, &model, &err) != BT_OK) {
-        fail_msg("%s", err.text);
-    }
-    (void)unlink(path);
-    return model;
 }
 
 static void expect_same(const bt_pair_output *alone, const bt_pair_output *other, size_t request,
@@ -184,7 +160,7 @@ static void run_path(const bt_tiny_model *tiny, const char *kernels)
     bt_pair_output *alone = calloc(N_REQUESTS, sizeof *alone);
     assert_non_null(alone);
     for (uint32_t n_threads = 1; n_threads <= 2; n_threads++) {
-        bt_model *model = load(tiny, kernels, n_threads);
+        bt_model *model = bt_side_load(tiny, kernels, n_threads, ROWS_MAX, CONCURRENCY);
         for (size_t i = 0; i < N_REQUESTS && n_threads == 1; i++) {
             bt_pair_run_alone(model, &set->requests[i], &alone[i]);
         }
