@@ -43,15 +43,15 @@ typedef struct bt_engine_scheduler {
 } bt_engine_scheduler;
 
 typedef struct bt_engine_options {
-    bt_model *model;        /* borrowed until destroy */
-    uint8_t *pool;          /* KV pool's base */
-    uint32_t rows_max;      /* most rows of a step */
-    uint32_t spans_max;     /* most sequences of a step */
-    uint32_t logits_max;    /* most logit rows of a step */
-    size_t command_bytes;   /* size of a command */
-    size_t commands_max;    /* capacity */
-    size_t event_bytes;     /* size of an event */
-    size_t events_max;      /* capacity */
+    bt_model *model;         /* borrowed until destroy */
+    uint8_t *pool;           /* KV pool's base */
+    uint32_t rows_max;       /* most rows of a step */
+    uint32_t spans_max;      /* most sequences of a step */
+    uint32_t logits_max;     /* most logit rows of a step */
+    size_t command_bytes;    /* size of a command */
+    size_t commands_max;     /* capacity */
+    size_t event_bytes;      /* size of an event */
+    size_t events_max;       /* capacity */
     void (*ring)(void *ctx); /* any thread: events wait; called once for a step's events */
     void *ring_ctx;
 } bt_engine_options;
@@ -77,10 +77,10 @@ void bt_engine_emit(bt_engine *engine, const void *event);
 /* What the thread is doing, for status, metrics and the watchdog. Any thread. */
 typedef struct bt_engine_stats {
     uint64_t n_steps;
-    uint64_t n_rows;        /* rows computed */
-    uint64_t busy_ns;       /* time inside steps */
-    int64_t step_began_ns;  /* 0 between steps */
-    int64_t last_step_ns;   /* when the last step ended; 0: never */
+    uint64_t n_rows;       /* rows computed */
+    uint64_t busy_ns;      /* time inside steps */
+    int64_t step_began_ns; /* 0 between steps */
+    int64_t last_step_ns;  /* when the last step ended; 0: never */
 } bt_engine_stats;
 
 void bt_engine_get_stats(bt_engine *engine, bt_engine_stats *out);
