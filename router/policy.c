@@ -87,7 +87,8 @@ static bool may_pair(const bt_router_worker_view *a, const bt_router_worker_view
     return options->allow_mixed_numerics || a->numerics == b->numerics;
 }
 
-/* The cheapest prefill worker for d, among those that failed before or the others; n: none. */
+/* The cheapest prefill worker for d, among those that failed before or the others; n: none. A
+ * worker of role BOTH is no half of a split request: it serves no KV to others. */
 static size_t cheapest_prefill(const bt_router_worker_view *workers, size_t n_workers, size_t d_idx,
                                const bt_router_policy_request *request, const bt_router_policy_options *options,
                                bool excluded)
@@ -95,7 +96,7 @@ static size_t cheapest_prefill(const bt_router_worker_view *workers, size_t n_wo
     size_t best = n_workers;
     for (size_t i = 0; i < n_workers; i++) {
         const bt_router_worker_view *p = &workers[i];
-        if (i == d_idx || !can_prefill(p) || p->excluded != excluded ||
+        if (p->role != BT_ROUTER_WORKER_ROLE_PREFILL || !p->ready || p->excluded != excluded ||
             !fits(p, request, request->prompt_tokens) ||
             !may_pair(p, &workers[d_idx], options)) {
             continue;

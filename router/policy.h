@@ -22,7 +22,7 @@
 typedef enum bt_router_worker_role {
     BT_ROUTER_WORKER_ROLE_PREFILL,
     BT_ROUTER_WORKER_ROLE_DECODE,
-    BT_ROUTER_WORKER_ROLE_BOTH, /* takes whole requests, and either half of a split one */
+    BT_ROUTER_WORKER_ROLE_BOTH, /* takes whole requests alone: it serves no KV to others */
 } bt_router_worker_role;
 
 typedef struct bt_router_worker_view {

@@ -187,6 +187,20 @@ static void a_worker_of_both_roles_takes_whole_requests(void **state)
     assert_int_equal(p.d_idx, 1);
 }
 
+static void a_worker_of_both_roles_is_no_half_of_a_split_request(void **state)
+{
+    (void)state;
+    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_BOTH),
+                                 worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    w[0].live_tokens = 100000;
+    const bt_router_placement p = place(w, 2, 100, &no_local);
+    assert_int_equal(p.kind, BT_ROUTER_PLACEMENT_WHOLE);
+    assert_int_equal(p.d_idx, 0);
+    w[0].ready = false;
+    assert_int_equal(refusal(w, 2, 100, &no_local), BT_AGAIN);
+    assert_int_equal(place(w, 2, 100, &with_local).d_idx, 1);
+}
+
 static void what_no_worker_can_hold_is_invalid(void **state)
 {
     (void)state;
@@ -250,6 +264,7 @@ int main(void)
         cmocka_unit_test(a_short_rest_is_prefilled_where_it_decodes),
         cmocka_unit_test(a_failed_prefill_worker_is_the_last_resort),
         cmocka_unit_test(a_worker_of_both_roles_takes_whole_requests),
+        cmocka_unit_test(a_worker_of_both_roles_is_no_half_of_a_split_request),
         cmocka_unit_test(what_no_worker_can_hold_is_invalid),
         cmocka_unit_test(a_request_without_decode_needs_a_prefill_worker_alone),
         cmocka_unit_test(readiness_needs_both_halves),
