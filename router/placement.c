@@ -550,7 +550,9 @@ static void after_tokens(bt_router_request *request)
             request->first_token_ns = request->last_token_ns;
         }
     }
-    if (bt_router_reply_stop_idx(request->reply) >= 0) {
+    const bool waits_for_echo =
+        bt_router_reply_lacks_prompt(request->reply) && request->legs[BT_ROUTER_LEG_P].open;
+    if (bt_router_reply_stop_idx(request->reply) >= 0 && !waits_for_echo) {
         for (int i = 0; i < BT_ROUTER_LEGS; i++) {
             const bt_router_leg *leg = &request->legs[i];
             if (leg->open) {

@@ -4,7 +4,9 @@
  * early wait in a short unordered array. Invariants:
  *   1. output.ids holds every output token released so far: what a retry needs;
  *   2. lane.n_released = lane.n_taken + lane.n_results;
- *   3. no early result has an index below output.n_released.
+ *   3. no early result has an index below output.n_released;
+ *   4. output is offered to the client only when the whole prompt was (if one is expected): two
+ *      workers send them, and the one that decodes may be first.
  * Consuming moves the rest of a lane to its front; a client that keeps up leaves nothing. */
 #include "router/reply.h"
 
@@ -44,6 +46,7 @@ struct bt_router_reply {
     int32_t stop_tokens[BT_STOP_TOKENS_MAX];
     bt_router_text_stream *stream;
     lane prompt;
+    uint32_t n_prompt; /* expected; 0: no echo */
     lane output;
     bt_token_list ids; /* of the output */
     early_result *early;
@@ -100,6 +103,12 @@ void bt_router_reply_destroy(bt_router_reply *reply)
     free(reply->early);
     bt_text_deinit(&reply->scratch);
     free(reply);
+}
+
+void bt_router_reply_expect_prompt(bt_router_reply *reply, uint32_t n)
+{
+    BT_ASSERT(reply->prompt.n_released == 0);
+    reply->n_prompt = n;
 }
 
 static bt_status append_result(lane *l, const bt_token_result *result)
@@ -251,6 +260,9 @@ bt_status bt_router_reply_push_prompt(bt_router_reply *reply, uint32_t first_ind
         if (status == BT_OK) {
             status = append_result(l, &results[i]);
         }
+        if (status == BT_OK && l->n_released == reply->n_prompt) {
+            status = bt_detokenizer_flush(&l->detokenizer, &l->text);
+        }
         if (status != BT_OK) {
             return status;
         }
@@ -291,9 +303,15 @@ uint32_t bt_router_reply_prompt_count(const bt_router_reply *reply)
     return reply->prompt.n_released;
 }
 
+bool bt_router_reply_lacks_prompt(const bt_router_reply *reply)
+{
+    return reply->prompt.n_released < reply->n_prompt;
+}
+
 bool bt_router_reply_has_gap(const bt_router_reply *reply)
 {
-    return reply->n_early > 0 && bt_router_reply_stop_idx(reply) < 0;
+    return bt_router_reply_lacks_prompt(reply) ||
+           (reply->n_early > 0 && bt_router_reply_stop_idx(reply) < 0);
 }
 
 int bt_router_reply_stop_idx(const bt_router_reply *reply)
@@ -329,6 +347,9 @@ bool bt_router_reply_peek(const bt_router_reply *reply, bt_router_piece *piece)
     const bool is_prompt = reply->prompt.n_results > 0 || reply->prompt.text.len > 0;
     const lane *l = is_prompt ? &reply->prompt : &reply->output;
     if (l->n_results == 0 && l->text.len == 0) {
+        return false;
+    }
+    if (!is_prompt && bt_router_reply_lacks_prompt(reply) && !reply->finished) {
         return false;
     }
     const uint32_t n_max = reply->logprobs ? RESULTS_PER_PIECE_LOGPROBS : RESULTS_PER_PIECE;

@@ -45,6 +45,10 @@ BT_MUST_CHECK bt_status bt_router_reply_create(const bt_router_reply_options *op
                                                bt_router_reply **out, bt_error *err);
 void bt_router_reply_destroy(bt_router_reply *reply);
 
+/* The prompt's n tokens will be pushed too (echo): output waits for the last of them, however
+ * early it comes. Before the first push. */
+void bt_router_reply_expect_prompt(bt_router_reply *reply, uint32_t n);
+
 /* Takes results of index first_index, first_index + 1, ... After a stop string they are
  * dropped. BT_EPROTOCOL: a token that is not of the vocabulary, or more than
  * BT_ROUTER_EARLY_TOKENS_MAX are ahead of a gap. BT_ENOMEM. */
@@ -66,7 +70,10 @@ const int32_t *bt_router_reply_tokens(const bt_router_reply *reply, uint32_t *n)
 /* Prompt tokens released so far. */
 uint32_t bt_router_reply_prompt_count(const bt_router_reply *reply);
 
-/* A gap is open: tokens wait for an earlier one. */
+/* Some that expect_prompt() told of are missing. */
+bool bt_router_reply_lacks_prompt(const bt_router_reply *reply);
+
+/* A gap is open: tokens wait for an earlier one, or for the prompt's. */
 bool bt_router_reply_has_gap(const bt_router_reply *reply);
 
 /* A stop string was found: its index, or -1. */

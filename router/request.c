@@ -566,6 +566,9 @@ static void on_computed(void *ctx)
     if (!settle_lengths(request)) {
         return;
     }
+    if (request->sampling.echo) {
+        bt_router_reply_expect_prompt(request->reply, request->n_prompt);
+    }
     if (request->sampling.echo && !request->sampling.logprobs) {
         status = echo_prompt(request);
         if (status != BT_OK) {

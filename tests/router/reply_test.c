@@ -255,6 +255,31 @@ static void the_prompt_comes_first_in_pieces_of_bounded_size(void **state)
     bt_router_reply_destroy(reply);
 }
 
+/* The decode worker's tokens may be here before the prefill worker's scores of the prompt. */
+static void output_waits_for_the_whole_prompt(void **state)
+{
+    const bt_sampling sampling = {.echo = true, .logprobs = true};
+    bt_router_reply *reply = make_reply(*state, &sampling, NULL);
+    bt_router_reply_expect_prompt(reply, 3);
+    push_text(reply, 0, "out");
+    bt_router_piece piece;
+    assert_false(bt_router_reply_peek(reply, &piece));
+    assert_true(bt_router_reply_has_gap(reply));
+    const bt_token_result prompt[] = {{.token = 'p'}, {.token = 'q'}, {.token = 0xC3}};
+    assert_int_equal(bt_router_reply_push_prompt(reply, 0, prompt, 2, 0), BT_OK);
+    assert_true(bt_router_reply_peek(reply, &piece) && piece.is_prompt);
+    bt_router_reply_consume(reply, &piece);
+    assert_false(bt_router_reply_peek(reply, &piece));
+    assert_int_equal(bt_router_reply_push_prompt(reply, 2, &prompt[2], 1, 0), BT_OK);
+    assert_false(bt_router_reply_has_gap(reply));
+    assert_true(bt_router_reply_peek(reply, &piece) && piece.is_prompt);
+    assert_int_equal(piece.text_len, 3); /* half a character ends the prompt: U+FFFD, at once */
+    bt_router_reply_consume(reply, &piece);
+    assert_true(bt_router_reply_peek(reply, &piece) && !piece.is_prompt);
+    assert_int_equal(piece.n_results, 3);
+    bt_router_reply_destroy(reply);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -265,6 +290,7 @@ int main(void)
         cmocka_unit_test(a_stop_string_ends_text_and_tokens),
         cmocka_unit_test(held_back_text_comes_with_the_end),
         cmocka_unit_test(the_prompt_comes_first_in_pieces_of_bounded_size),
+        cmocka_unit_test(output_waits_for_the_whole_prompt),
     };
     return cmocka_run_group_tests(tests, read_tokenizer, destroy_tokenizer);
 }
