@@ -4,7 +4,9 @@
  *   x = embed(tokens)
  *   each layer:  h = norm(x); qkv = Wqkv h; rope, store K and V; a = attention; x += Wo a
  *                h = norm(x); g = Wgate,up h; f = silu(gate) * up;            x += Wdown f
- *   logits = Wout norm(rows of x whose logits are wanted)
+ *   logits = Wout norm(x)
+ *
+ * The last layer goes on after its attention with the rows alone whose logits are wanted.
  */
 #include "engine/model.h"
 
@@ -43,7 +45,6 @@ struct bt_model {
     float *attn;    /* [rows_max][n_heads head_dim] */
     float *gate_up; /* [rows_max][2 n_ffn] */
     float *ffn;     /* [rows_max][n_ffn] */
-    float *last;    /* [logits_max][dim] rows whose logits are wanted */
     float *logits;  /* [logits_max][n_vocab] */
     bt_hash128 fingerprint;
     bt_hash128 numerics_id;
@@ -65,10 +66,9 @@ static bt_status take_buffers(bt_model *model)
     model->attn = bt_alloc_array(rows * p->n_heads * p->head_dim, sizeof(float));
     model->gate_up = bt_alloc_array(rows * 2 * p->n_ffn, sizeof(float));
     model->ffn = bt_alloc_array(rows * p->n_ffn, sizeof(float));
-    model->last = bt_alloc_array((size_t)model->logits_max * p->dim, sizeof(float));
     model->logits = bt_alloc_array((size_t)model->logits_max * p->n_vocab, sizeof(float));
     const bool complete = model->x && model->h && model->qkv && model->attn && model->gate_up &&
-                          model->ffn && model->last && model->logits;
+                          model->ffn && model->logits;
     return complete ? BT_OK : BT_ENOMEM;
 }
 
@@ -213,7 +213,6 @@ void bt_model_destroy(bt_model *model)
     free(model->attn);
     free(model->gate_up);
     free(model->ffn);
-    free(model->last);
     free(model->logits);
     free(model);
 }
@@ -248,25 +247,45 @@ bt_hash128 bt_model_fingerprint(const bt_model *model)
     return model->fingerprint;
 }
 
-static void run_layer(bt_model *model, const bt_layer_weights *w, bt_attention_args *args,
-                      const bt_batch *batch, bt_model_layer_fn layer_done, void *ctx)
+/* K and V of all rows are stored for the layer; x and attn hold its state before the residual. */
+static void run_attention(bt_model *model, const bt_layer_weights *w, const bt_attention_args *args,
+                          const bt_batch *batch, bt_model_layer_fn layer_done, void *ctx)
 {
     const bt_model_params *p = &model->params;
     bt_backend *be = model->backend;
-    const bt_backend_ops *ops = be->ops;
     const uint32_t n = batch->n_rows;
-    ops->rms_norm(be, model->x, w->attn_norm, p->rms_eps, n, p->dim, model->h);
-    ops->matmul(be, w->qkv, model->h, n, model->qkv, qkv_width(p), false);
-    ops->rope_store(be, args, model->qkv);
+    be->ops->rms_norm(be, model->x, w->attn_norm, p->rms_eps, n, p->dim, model->h);
+    be->ops->matmul(be, w->qkv, model->h, n, model->qkv, qkv_width(p), false);
+    be->ops->rope_store(be, args, model->qkv);
     if (layer_done) {
         layer_done(ctx, batch, args->layer);
     }
-    ops->attention(be, args, model->qkv, model->attn);
-    ops->matmul(be, w->attn_out, model->attn, n, model->x, p->dim, true);
-    ops->rms_norm(be, model->x, w->ffn_norm, p->rms_eps, n, p->dim, model->h);
-    ops->matmul(be, w->gate_up, model->h, n, model->gate_up, 2 * p->n_ffn, false);
-    ops->silu_mul(be, model->gate_up, n, p->n_ffn, model->ffn);
-    ops->matmul(be, w->down, model->ffn, n, model->x, p->dim, true);
+    be->ops->attention(be, args, model->qkv, model->attn);
+}
+
+static void run_rest(bt_model *model, const bt_layer_weights *w, uint32_t n)
+{
+    const bt_model_params *p = &model->params;
+    bt_backend *be = model->backend;
+    be->ops->matmul(be, w->attn_out, model->attn, n, model->x, p->dim, true);
+    be->ops->rms_norm(be, model->x, w->ffn_norm, p->rms_eps, n, p->dim, model->h);
+    be->ops->matmul(be, w->gate_up, model->h, n, model->gate_up, 2 * p->n_ffn, false);
+    be->ops->silu_mul(be, model->gate_up, n, p->n_ffn, model->ffn);
+    be->ops->matmul(be, w->down, model->ffn, n, model->x, p->dim, true);
+}
+
+/* Moves the rows whose logits are wanted to the front: after the last layer's attention no other
+ * row is needed. They ascend, so that none is overwritten before it is moved. */
+static void keep_logit_rows(bt_model *model, const bt_batch *batch)
+{
+    const bt_model_params *p = &model->params;
+    const size_t attn_width = (size_t)p->n_heads * p->head_dim;
+    for (uint32_t i = 0; i < batch->n_logits; i++) {
+        const size_t row = batch->logit_rows[i];
+        memmove(model->x + (size_t)i * p->dim, model->x + row * p->dim, p->dim * sizeof(float));
+        memmove(model->attn + i * attn_width, model->attn + row * attn_width,
+                attn_width * sizeof(float));
+    }
 }
 
 const float *bt_model_forward(bt_model *model, const bt_batch *batch, uint8_t *pool,
@@ -289,20 +308,24 @@ const float *bt_model_forward(bt_model *model, const bt_batch *batch, uint8_t *p
         .n_rows = batch->n_rows,
     };
     be->ops->embed(be, model->weights.embed, batch->tokens, batch->n_rows, model->x);
+    uint32_t n_rows = batch->n_rows;
     for (uint32_t layer = 0; layer < p->n_layers; layer++) {
+        const bt_layer_weights *w = &model->weights.layers[layer];
         args.layer = layer;
-        run_layer(model, &model->weights.layers[layer], &args, batch, layer_done, ctx);
+        run_attention(model, w, &args, batch, layer_done, ctx);
+        if (layer + 1 == p->n_layers) {
+            keep_logit_rows(model, batch);
+            n_rows = batch->n_logits;
+        }
+        if (n_rows > 0) {
+            run_rest(model, w, n_rows);
+        }
     }
-    if (batch->n_logits == 0) {
-        return model->logits;
+    if (n_rows > 0) {
+        be->ops->rms_norm(be, model->x, model->weights.output_norm, p->rms_eps, n_rows, p->dim,
+                          model->x);
+        be->ops->matmul(be, model->weights.output, model->x, n_rows, model->logits, p->n_vocab,
+                        false);
     }
-    for (uint32_t i = 0; i < batch->n_logits; i++) {
-        memcpy(model->last + (size_t)i * p->dim, model->x + (size_t)batch->logit_rows[i] * p->dim,
-               p->dim * sizeof(float));
-    }
-    be->ops->rms_norm(be, model->last, model->weights.output_norm, p->rms_eps, batch->n_logits,
-                      p->dim, model->last);
-    be->ops->matmul(be, model->weights.output, model->last, batch->n_logits, model->logits,
-                    p->n_vocab, false);
     return model->logits;
 }
