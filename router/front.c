@@ -123,21 +123,21 @@ bt_status bt_router_front_check(const bt_router_front_request *request, bt_error
         status = check_stops(request, err);
     }
     if (status == BT_OK && (request->priority < -100 || request->priority > 100)) {
-        status = bt_error_set(err, BT_EINVAL,
-                              "priority is %" PRId32 ": must be in [-100, 100]", request->priority);
+        status = bt_error_set(err, BT_EINVAL, "priority is %" PRId32 ": must be in [-100, 100]",
+                              request->priority);
     }
     /* A day is more than any request may take. */
     if (status == BT_OK) {
-        status = check_number("ttft_target_ms", request->ttft_target_ms, 0, true, 86400e3, true,
-                              err);
+        status =
+            check_number("ttft_target_ms", request->ttft_target_ms, 0, true, 86400e3, true, err);
     }
     if (status == BT_OK) {
-        status = check_number("tpot_target_ms", request->tpot_target_ms, 0, true, 86400e3, true,
-                              err);
+        status =
+            check_number("tpot_target_ms", request->tpot_target_ms, 0, true, 86400e3, true, err);
     }
     if (status == BT_OK) {
-        status = check_length("session_id", request->session_id_len, BT_ROUTER_SESSION_BYTES_MAX,
-                              err);
+        status =
+            check_length("session_id", request->session_id_len, BT_ROUTER_SESSION_BYTES_MAX, err);
     }
     if (status == BT_OK) {
         status = check_length("cache_salt", request->cache_salt_len, BT_ROUTER_SALT_BYTES_MAX, err);
@@ -154,5 +154,6 @@ bool bt_router_label_is_valid(const char *label)
 {
     const size_t len = strlen(label);
     return len > 0 && len < BT_ROUTER_LABEL_MAX &&
-           strspn(label, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == len;
+           strspn(label, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") ==
+               len;
 }

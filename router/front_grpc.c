@@ -367,10 +367,10 @@ static void run_detokenize(void *ctx)
     const uint32_t n_vocab = bt_tokenizer_vocab_size(u->model->tokenizer);
     for (size_t i = 0; i < request->n_ids; i++) {
         if (request->ids[i] >= n_vocab) {
-            u->status = bt_error_set(&u->error, BT_EINVAL,
-                                     "ids[%zu] is %" PRIu32 ": the vocabulary has %" PRIu32
-                                     " tokens",
-                                     i, request->ids[i], n_vocab);
+            u->status =
+                bt_error_set(&u->error, BT_EINVAL,
+                             "ids[%zu] is %" PRIu32 ": the vocabulary has %" PRIu32 " tokens", i,
+                             request->ids[i], n_vocab);
             return;
         }
     }
@@ -380,8 +380,8 @@ static void run_detokenize(void *ctx)
 
 static bt_status handle_detokenize(unary_call *u, const uint8_t *data, size_t len, bt_error *err)
 {
-    bt_status status = bt_router_front_grpc_unpack(&baton__v1__detokenize_request__descriptor,
-                                                   data, len, &u->message, err);
+    bt_status status = bt_router_front_grpc_unpack(&baton__v1__detokenize_request__descriptor, data,
+                                                   len, &u->message, err);
     if (status == BT_OK) {
         status = find_model(u, ((const Baton__V1__DetokenizeRequest *)u->message)->model, err);
     }

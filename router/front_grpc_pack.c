@@ -241,9 +241,9 @@ static void fill_model(const bt_router *router, size_t idx, Baton__V1__Model *to
     to->architecture = (char *)(uintptr_t)card->architecture;
     to->context_tokens = card->context_tokens;
     to->vocab_tokens = bt_tokenizer_vocab_size(card->tokenizer);
-    to->chat_template = (char *)(uintptr_t)(card->chat == NULL
-                                                ? empty
-                                                : bt_chat_template_name(bt_chat_kind(card->chat)));
+    to->chat_template =
+        (char *)(uintptr_t)(card->chat == NULL ? empty
+                                               : bt_chat_template_name(bt_chat_kind(card->chat)));
     to->tokenizer = (char *)(uintptr_t)card->tokenizer_name;
     bt_hash_hex(card->tokenizer_hash, sizeof card->tokenizer_hash, hash);
     to->tokenizer_hash = hash;
@@ -310,8 +310,8 @@ static void fill_worker(const bt_router *router, const bt_router_worker *worker,
     const int64_t silence_ns = (int64_t)router->options.worker_timeout_ms * 1000000;
     baton__v1__worker__init(to);
     to->name = (char *)(uintptr_t)hello->kv.name;
-    to->role = (size_t)hello->role < BT_ARRAY_LEN(roles) ? roles[hello->role]
-                                                         : roles[BT_LINK_ROLE_BOTH];
+    to->role =
+        (size_t)hello->role < BT_ARRAY_LEN(roles) ? roles[hello->role] : roles[BT_LINK_ROLE_BOTH];
     to->state = worker->load.draining ? BATON__V1__WORKER_STATE__WORKER_STATE_DRAINING
                 : bt_router_worker_is_alive(worker, now_ns, silence_ns)
                     ? BATON__V1__WORKER_STATE__WORKER_STATE_READY

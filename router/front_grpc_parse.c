@@ -21,8 +21,8 @@ typedef struct frame {
     const ProtobufCMessageDescriptor *descriptor;
     const uint8_t *at;
     const uint8_t *end;
-    size_t path_len;              /* of this message's own path */
-    uint32_t counts[FIELDS_MAX];  /* elements seen of each repeated field */
+    size_t path_len;             /* of this message's own path */
+    uint32_t counts[FIELDS_MAX]; /* elements seen of each repeated field */
 } frame;
 
 typedef struct walk {
@@ -114,9 +114,9 @@ static bool step(walk *w, bt_status *status, bt_error *err)
     const uint8_t *bytes = f->at;
     (void)skip(f, value);
     const ProtobufCFieldDescriptor *field =
-        tag >> 3 > UINT32_MAX ? NULL
-                              : protobuf_c_message_descriptor_get_field(f->descriptor,
-                                                                        (unsigned)(tag >> 3));
+        tag >> 3 > UINT32_MAX
+            ? NULL
+            : protobuf_c_message_descriptor_get_field(f->descriptor, (unsigned)(tag >> 3));
     if (field == NULL) {
         return true;
     }

@@ -84,8 +84,8 @@ static bt_status fill_text(const bt_gguf *gguf, const char *key, char *out, size
 static bt_status read_model(model *m, const bt_gguf *gguf, bt_error *err)
 {
     bt_router_model_card *card = &m->card;
-    bt_status status = fill_text(gguf, "general.architecture", card->architecture,
-                                 sizeof card->architecture, err);
+    bt_status status =
+        fill_text(gguf, "general.architecture", card->architecture, sizeof card->architecture, err);
     if (status != BT_OK) {
         return status;
     }

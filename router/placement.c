@@ -283,7 +283,8 @@ static bt_status send_runs(bt_router_request *request, const choice *c, const in
                            uint32_t n_tokens)
 {
     bt_sampling sampling = request->sampling;
-    const uint64_t rest = n_tokens - (c->p_matched_tokens < n_tokens ? c->p_matched_tokens : n_tokens);
+    const uint64_t rest =
+        n_tokens - (c->p_matched_tokens < n_tokens ? c->p_matched_tokens : n_tokens);
     const int64_t left_ns = request->deadline_ns - bt_clock_now_ns();
     bt_link_run run = {
         .id = request->id,
@@ -446,8 +447,8 @@ static void retry(bt_router_request *request, uint64_t bad_session)
 }
 
 /* A leg ended badly (its own report, or its worker is lost); it is unbound already. */
-static void leg_failed(bt_router_request *request, int leg_idx, bt_status status,
-                       const char *text, bool is_lost)
+static void leg_failed(bt_router_request *request, int leg_idx, bt_status status, const char *text,
+                       bool is_lost)
 {
     if (request->state == BT_ROUTER_REQUEST_ENDING) {
         bt_router_request_check_ending(request);
@@ -586,9 +587,9 @@ void bt_router_on_tokens(bt_router *router, bt_router_worker *worker, const bt_l
     }
     bt_status status;
     if (tokens->is_prompt) {
-        status = bt_router_reply_push_prompt(request->reply, tokens->first_index, tokens->results,
-                                             tokens->n_results,
-                                             bt_router_prompt_added(request->prompt));
+        status =
+            bt_router_reply_push_prompt(request->reply, tokens->first_index, tokens->results,
+                                        tokens->n_results, bt_router_prompt_added(request->prompt));
     } else {
         status = bt_router_reply_push(request->reply, tokens->first_index, tokens->results,
                                       tokens->n_results);
@@ -601,9 +602,11 @@ void bt_router_on_tokens(bt_router *router, bt_router_worker *worker, const bt_l
     if (status != BT_OK) {
         bt_log_limited(&router->malformed_limit, LOGS_PER_S, BT_ERROR,
                        "tokens make no sense: req=%s worker=%s first_index=%" PRIu32 " n=%" PRIu32,
-                       request->label, worker->hello.kv.name, tokens->first_index, tokens->n_results);
+                       request->label, worker->hello.kv.name, tokens->first_index,
+                       tokens->n_results);
         bt_link_router_cancel(worker->peer, request->id, request->attempt);
-        const int leg_idx = leg == &request->legs[BT_ROUTER_LEG_P] ? BT_ROUTER_LEG_P : BT_ROUTER_LEG_D;
+        const int leg_idx =
+            leg == &request->legs[BT_ROUTER_LEG_P] ? BT_ROUTER_LEG_P : BT_ROUTER_LEG_D;
         unbind_leg(request, leg);
         leg_failed(request, leg_idx, BT_EPROTOCOL, "it sent tokens that make no sense", false);
         return;

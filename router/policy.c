@@ -16,9 +16,9 @@ enum {
     RANK_FAILED_P = 2,
     RANK_FAILED_D = 4, /* added */
 
-    PULL_TOKENS_PER_COMPUTED = 8,  /* tokens pulled for the price of one computed */
-    STEP_TOKENS_PER_REQUEST = 16,  /* a sequence in the batch costs a step as much context */
-    FULL_POOL_FACTOR = 4,          /* tokens that must wait for room cost this many times more */
+    PULL_TOKENS_PER_COMPUTED = 8, /* tokens pulled for the price of one computed */
+    STEP_TOKENS_PER_REQUEST = 16, /* a sequence in the batch costs a step as much context */
+    FULL_POOL_FACTOR = 4,         /* tokens that must wait for room cost this many times more */
 };
 
 typedef struct way {
@@ -39,14 +39,15 @@ static bool can_decode(const bt_router_worker_view *worker)
 }
 
 /* Whether the worker could hold `n_tokens` of one sequence if it had nothing else. */
-static bool fits(const bt_router_worker_view *worker, const bt_router_policy_request *request, uint64_t n_tokens)
+static bool fits(const bt_router_worker_view *worker, const bt_router_policy_request *request,
+                 uint64_t n_tokens)
 {
     const uint64_t pool_tokens = (uint64_t)worker->n_blocks * request->block_tokens;
-    return n_tokens <= worker->context_tokens &&
-           (worker->n_blocks == 0 || n_tokens <= pool_tokens);
+    return n_tokens <= worker->context_tokens && (worker->n_blocks == 0 || n_tokens <= pool_tokens);
 }
 
-static uint32_t cached_tokens(const bt_router_worker_view *worker, const bt_router_policy_request *request)
+static uint32_t cached_tokens(const bt_router_worker_view *worker,
+                              const bt_router_policy_request *request)
 {
     if (request->bypass_cache) {
         return 0;
@@ -56,16 +57,17 @@ static uint32_t cached_tokens(const bt_router_worker_view *worker, const bt_rout
 }
 
 /* Tokens computed there before this request's first one. */
-static uint64_t prefill_cost(const bt_router_worker_view *worker, const bt_router_policy_request *request)
+static uint64_t prefill_cost(const bt_router_worker_view *worker,
+                             const bt_router_policy_request *request)
 {
     return worker->queued_prefill_tokens + request->prompt_tokens - cached_tokens(worker, request);
 }
 
 /* What decoding there costs: the context that a step reads, and room. */
-static uint64_t decode_cost(const bt_router_worker_view *worker, const bt_router_policy_request *request)
+static uint64_t decode_cost(const bt_router_worker_view *worker,
+                            const bt_router_policy_request *request)
 {
-    uint64_t cost =
-        worker->live_tokens + (uint64_t)worker->n_requests * STEP_TOKENS_PER_REQUEST;
+    uint64_t cost = worker->live_tokens + (uint64_t)worker->n_requests * STEP_TOKENS_PER_REQUEST;
     if (worker->n_blocks > 0) {
         const uint64_t need = request->prompt_tokens - cached_tokens(worker, request) + 1;
         const uint64_t room = (uint64_t)worker->n_free_blocks * request->block_tokens;
@@ -90,15 +92,14 @@ static bool may_pair(const bt_router_worker_view *a, const bt_router_worker_view
 /* The cheapest prefill worker for d, among those that failed before or the others; n: none. A
  * worker of role BOTH is no half of a split request: it serves no KV to others. */
 static size_t cheapest_prefill(const bt_router_worker_view *workers, size_t n_workers, size_t d_idx,
-                               const bt_router_policy_request *request, const bt_router_policy_options *options,
-                               bool excluded)
+                               const bt_router_policy_request *request,
+                               const bt_router_policy_options *options, bool excluded)
 {
     size_t best = n_workers;
     for (size_t i = 0; i < n_workers; i++) {
         const bt_router_worker_view *p = &workers[i];
         if (p->role != BT_ROUTER_WORKER_ROLE_PREFILL || !p->ready || p->excluded != excluded ||
-            !fits(p, request, request->prompt_tokens) ||
-            !may_pair(p, &workers[d_idx], options)) {
+            !fits(p, request, request->prompt_tokens) || !may_pair(p, &workers[d_idx], options)) {
             continue;
         }
         if (best == n_workers) {
@@ -107,16 +108,15 @@ static size_t cheapest_prefill(const bt_router_worker_view *workers, size_t n_wo
         }
         const uint64_t cost = prefill_cost(p, request);
         const uint64_t best_cost = prefill_cost(&workers[best], request);
-        if (cost < best_cost ||
-            (cost == best_cost && p->n_requests < workers[best].n_requests)) {
+        if (cost < best_cost || (cost == best_cost && p->n_requests < workers[best].n_requests)) {
             best = i;
         }
     }
     return best;
 }
 
-static way whole_way(const bt_router_worker_view *workers, size_t d_idx, const bt_router_policy_request *request,
-                     uint32_t rank)
+static way whole_way(const bt_router_worker_view *workers, size_t d_idx,
+                     const bt_router_policy_request *request, uint32_t rank)
 {
     const bt_router_worker_view *d = &workers[d_idx];
     const uint32_t matched = request->bypass_cache ? 0 : d->matched_blocks;
@@ -151,7 +151,8 @@ static way split_way(const bt_router_worker_view *workers, size_t d_idx, size_t 
 
 /* The best way to run the request with this decode worker. false: there is none now. */
 static bool best_way(const bt_router_worker_view *workers, size_t n_workers, size_t d_idx,
-                     const bt_router_policy_request *request, const bt_router_policy_options *options, way *out)
+                     const bt_router_policy_request *request,
+                     const bt_router_policy_options *options, way *out)
 {
     const bt_router_worker_view *d = &workers[d_idx];
     const uint32_t failed_before = d->excluded ? RANK_FAILED_D : 0;
@@ -202,8 +203,7 @@ static bool place_prefill(const bt_router_worker_view *workers, size_t n_workers
              p->numerics != request->numerics)) {
             continue;
         }
-        if (best == n_workers ||
-            prefill_cost(p, request) < prefill_cost(&workers[best], request)) {
+        if (best == n_workers || prefill_cost(p, request) < prefill_cost(&workers[best], request)) {
             best = i;
         }
     }
@@ -223,8 +223,8 @@ static bool place_prefill(const bt_router_worker_view *workers, size_t n_workers
 }
 
 bt_status bt_router_policy_place(const bt_router_worker_view *workers, size_t n_workers,
-                          const bt_router_policy_request *request, const bt_router_policy_options *options,
-                          bt_router_placement *out)
+                                 const bt_router_policy_request *request,
+                                 const bt_router_policy_options *options, bt_router_placement *out)
 {
     if (request->prefill_only && place_prefill(workers, n_workers, request, options, out)) {
         return BT_OK;
@@ -261,7 +261,7 @@ bt_status bt_router_policy_place(const bt_router_worker_view *workers, size_t n_
 }
 
 bool bt_router_policy_can_serve(const bt_router_worker_view *workers, size_t n_workers,
-                         const bt_router_policy_options *options)
+                                const bt_router_policy_options *options)
 {
     const bt_router_policy_request one = {.prompt_tokens = 1, .max_tokens = 1, .block_tokens = 16};
     bt_router_placement unused;
@@ -269,7 +269,7 @@ bool bt_router_policy_can_serve(const bt_router_worker_view *workers, size_t n_w
 }
 
 uint32_t bt_router_policy_context_max(const bt_router_worker_view *workers, size_t n_workers,
-                               const bt_router_policy_options *options)
+                                      const bt_router_policy_options *options)
 {
     const bt_router_policy_request one = {.prompt_tokens = 1, .max_tokens = 1, .block_tokens = 16};
     uint32_t longest = 0;

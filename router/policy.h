@@ -27,10 +27,10 @@ typedef enum bt_router_worker_role {
 
 typedef struct bt_router_worker_view {
     bt_router_worker_role role;
-    bool ready;           /* attached, alive, same model, takes new work */
-    bool excluded;        /* failed this request before */
-    uint32_t numerics; /* small number, equal for equal numerics ids: workers are paired within one */
-    uint32_t context_tokens;        /* longest sequence it can hold */
+    bool ready;              /* attached, alive, same model, takes new work */
+    bool excluded;           /* failed this request before */
+    uint32_t numerics;       /* equal for equal numerics ids: workers are paired within one */
+    uint32_t context_tokens; /* longest sequence it can hold */
     uint64_t queued_prefill_tokens; /* to be computed before a newcomer's first token */
     uint64_t live_tokens;           /* context of the sequences that decode here */
     uint32_t n_requests;            /* bound to it, as the router counts them */
@@ -42,10 +42,10 @@ typedef struct bt_router_worker_view {
 typedef struct bt_router_policy_request {
     uint32_t prompt_tokens; /* all that is known already */
     uint32_t max_tokens;    /* that may come */
-    uint32_t block_tokens;    /* 16 */
-    bool prefill_only;        /* nothing is left to decode after the first token */
-    bool bypass_cache;        /* cached prefixes don't help (echo with logprobs) */
-    bool has_numerics;        /* a resumed request stays within the numerics that it began with */
+    uint32_t block_tokens;  /* 16 */
+    bool prefill_only;      /* nothing is left to decode after the first token */
+    bool bypass_cache;      /* cached prefixes don't help (echo with logprobs) */
+    bool has_numerics;      /* a resumed request stays within the numerics that it began with */
     uint32_t numerics;
 } bt_router_policy_request;
 
@@ -56,32 +56,34 @@ typedef struct bt_router_policy_options {
 } bt_router_policy_options;
 
 typedef enum bt_router_placement_kind {
-    BT_ROUTER_PLACEMENT_SPLIT, /* P prefills, D decodes */
-    BT_ROUTER_PLACEMENT_WHOLE, /* D does both */
+    BT_ROUTER_PLACEMENT_SPLIT,   /* P prefills, D decodes */
+    BT_ROUTER_PLACEMENT_WHOLE,   /* D does both */
     BT_ROUTER_PLACEMENT_PREFILL, /* P alone; d_idx is p_idx */
 } bt_router_placement_kind;
 
 typedef struct bt_router_placement {
     bt_router_placement_kind kind;
     uint32_t d_idx;
-    uint32_t p_idx;        /* SPLIT alone */
+    uint32_t p_idx;            /* SPLIT alone */
     uint32_t p_matched_blocks; /* cached where the prompt is prefilled */
     uint32_t d_matched_blocks; /* of them held by D already */
 } bt_router_placement;
 
 /* Places one request. BT_AGAIN: no fitting worker is ready now, it may wait. BT_EINVAL: no
  * worker of the view could ever hold it. O(n^2) over the workers. */
-BT_MUST_CHECK bt_status bt_router_policy_place(const bt_router_worker_view *workers, size_t n_workers,
-                                        const bt_router_policy_request *request,
-                                        const bt_router_policy_options *options, bt_router_placement *out);
+BT_MUST_CHECK bt_status bt_router_policy_place(const bt_router_worker_view *workers,
+                                               size_t n_workers,
+                                               const bt_router_policy_request *request,
+                                               const bt_router_policy_options *options,
+                                               bt_router_placement *out);
 
 /* Whether some ready workers of the view could take a request of one token. */
 bool bt_router_policy_can_serve(const bt_router_worker_view *workers, size_t n_workers,
-                         const bt_router_policy_options *options);
+                                const bt_router_policy_options *options);
 
 /* The longest sequence, in tokens, that some placement in this view could hold, by context and by
  * pool (blocks of 16 tokens); 0: no workers are ready. */
 uint32_t bt_router_policy_context_max(const bt_router_worker_view *workers, size_t n_workers,
-                               const bt_router_policy_options *options);
+                                      const bt_router_policy_options *options);
 
 #endif /* BT_ROUTER_POLICY_H */

@@ -24,8 +24,7 @@ typedef struct bt_router_prefix_map_stats {
 } bt_router_prefix_map_stats;
 
 /* BT_EINVAL: entries_max is 0. BT_ENOMEM. */
-BT_MUST_CHECK bt_status bt_router_prefix_map_create(size_t entries_max,
-                                                    bt_router_prefix_map **out);
+BT_MUST_CHECK bt_status bt_router_prefix_map_create(size_t entries_max, bt_router_prefix_map **out);
 void bt_router_prefix_map_destroy(bt_router_prefix_map *map);
 
 /* The worker in `slot` holds these blocks now, or no more. */

@@ -197,8 +197,8 @@ static bt_status encode_chat(bt_router_prompt *prompt)
         return bt_error_set(&prompt->error, BT_EINVAL, "chat: model '%.60s' cannot chat: %s",
                             model->name, model->chat_error.text);
     }
-    const bt_status status = bt_chat_render(model->chat, prompt->messages, prompt->n_messages,
-                                            true, &prompt->tokens, &prompt->error);
+    const bt_status status = bt_chat_render(model->chat, prompt->messages, prompt->n_messages, true,
+                                            &prompt->tokens, &prompt->error);
     if (status == BT_EINVAL) {
         bt_error_prefix(&prompt->error, "chat");
     }
@@ -208,8 +208,7 @@ static bt_status encode_chat(bt_router_prompt *prompt)
 static bt_status fill_chain(const bt_router_prompt *prompt, bt_router_chain *chain)
 {
     chain->n = 0;
-    bt_block_id_root(prompt->key, chain->numerics_id, prompt->salt, prompt->salt_len,
-                     &chain->root);
+    bt_block_id_root(prompt->key, chain->numerics_id, prompt->salt, prompt->salt_len, &chain->root);
     const size_t n_blocks = prompt->tokens.n / BT_BLOCK_HASH_TOKENS;
     if (n_blocks == 0) {
         return BT_OK;

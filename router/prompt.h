@@ -40,7 +40,8 @@ typedef struct bt_router_prompt_scope {
     const bt_cluster_key *key; /* outlives the prompt */
     const char *salt;          /* copied */
     size_t salt_len;           /* 0..BT_ROUTER_SALT_BYTES_MAX */
-    const uint8_t (*numerics_ids)[BT_LINK_ID_BYTES]; /* hashed by compute(), the first few; copied */
+    const uint8_t (
+        *numerics_ids)[BT_LINK_ID_BYTES]; /* hashed by compute(), the first few; copied */
     size_t n_numerics;
 } bt_router_prompt_scope;
 

@@ -182,8 +182,8 @@ static bt_router_worker_view view_of(const bt_router_worker *worker,
         !options->need_room || hello->requests_max == 0 || n_requests < hello->requests_max;
     return (bt_router_worker_view){
         .role = role_of(hello),
-        .ready = has_room &&
-                 bt_router_worker_is_alive(worker, options->now_ns, options->silence_ns),
+        .ready =
+            has_room && bt_router_worker_is_alive(worker, options->now_ns, options->silence_ns),
         .numerics = worker->numerics,
         .context_tokens = hello->context_tokens,
         .queued_prefill_tokens = max_u64(worker->prefill_tokens, load->waiting_tokens),

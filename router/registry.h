@@ -21,15 +21,15 @@ typedef struct bt_router_registry bt_router_registry;
 /* Read by others, changed by the registry alone. */
 typedef struct bt_router_worker {
     uint32_t slot;
-    uint64_t session;    /* unlike that of any other session of this router; 0: slot is free */
-    bt_link_peer *peer;  /* borrowed; NULL in tests */
+    uint64_t session;   /* unlike that of any other session of this router; 0: slot is free */
+    bt_link_peer *peer; /* borrowed; NULL in tests */
     bt_link_hello hello;
     uint32_t model_idx;
-    uint32_t numerics;   /* equal for equal numerics ids among attached workers */
+    uint32_t numerics; /* equal for equal numerics ids among attached workers */
     bool has_load;
     bt_link_load load;
     int64_t attached_ns;
-    int64_t report_ns;   /* last load report, or attach */
+    int64_t report_ns; /* last load report, or attach */
     /* bound by this router */
     uint32_t n_requests;
     uint64_t prefill_tokens; /* of requests without a first token */

@@ -355,8 +355,7 @@ bool bt_router_reply_peek(const bt_router_reply *reply, bt_router_piece *piece)
     const uint32_t n_max = reply->logprobs ? RESULTS_PER_PIECE_LOGPROBS : RESULTS_PER_PIECE;
     const uint32_t n = l->n_results < n_max ? l->n_results : n_max;
     /* Text waits for the last of its tokens. */
-    const size_t text_len =
-        n == l->n_results ? whole_characters(&l->text, TEXT_PER_PIECE) : 0;
+    const size_t text_len = n == l->n_results ? whole_characters(&l->text, TEXT_PER_PIECE) : 0;
     const bool lane_ends = n == l->n_results && text_len == l->text.len;
     *piece = (bt_router_piece){
         .is_prompt = is_prompt,
@@ -365,8 +364,8 @@ bool bt_router_reply_peek(const bt_router_reply *reply, bt_router_piece *piece)
         .n_results = n,
         .text = l->text.bytes,
         .text_len = text_len,
-        .is_all = lane_ends && (!is_prompt || (reply->output.n_results == 0 &&
-                                               reply->output.text.len == 0)),
+        .is_all = lane_ends &&
+                  (!is_prompt || (reply->output.n_results == 0 && reply->output.text.len == 0)),
     };
     return true;
 }

@@ -62,9 +62,9 @@ bt_status bt_router_meters_create(bt_metrics *m, bt_router_meters **out)
         return BT_ENOMEM;
     }
     for (int i = 0; i < N_ENDS; i++) {
-        meters->ends[i] = bt_metrics_counter(m, "baton_router_requests_total",
-                                             "Requests that ended, by how.",
-                                             BT_LABELS({"end", end_names[i]}));
+        meters->ends[i] =
+            bt_metrics_counter(m, "baton_router_requests_total", "Requests that ended, by how.",
+                               BT_LABELS({"end", end_names[i]}));
     }
     meters->retries = bt_metrics_counter(m, "baton_router_retries_total",
                                          "Placements after a failed one.", BT_NO_LABELS);
@@ -75,9 +75,8 @@ bt_status bt_router_meters_create(bt_metrics *m, bt_router_meters **out)
                            "Prompt tokens found in a prefix cache.", BT_NO_LABELS);
     meters->generated_tokens = bt_metrics_counter(m, "baton_router_generated_tokens_total",
                                                   "Tokens generated.", BT_NO_LABELS);
-    meters->blocks_moved =
-        bt_metrics_counter(m, "baton_router_kv_blocks_moved_total",
-                           "KV blocks moved between workers.", BT_NO_LABELS);
+    meters->blocks_moved = bt_metrics_counter(m, "baton_router_kv_blocks_moved_total",
+                                              "KV blocks moved between workers.", BT_NO_LABELS);
     meters->bytes_moved = bt_metrics_counter(m, "baton_router_kv_bytes_moved_total",
                                              "KV bytes moved between workers.", BT_NO_LABELS);
     meters->ttft = latency(m, "baton_router_ttft_seconds", "Time to the first token.");
@@ -92,11 +91,10 @@ bt_status bt_router_meters_create(bt_metrics *m, bt_router_meters **out)
                                       "Requests that wait for workers.", BT_NO_LABELS);
     meters->running = bt_metrics_gauge(m, "baton_router_requests_running",
                                        "Requests that live, queued ones apart.", BT_NO_LABELS);
-    meters->workers = bt_metrics_gauge(m, "baton_router_workers", "Workers that are attached.",
-                                       BT_NO_LABELS);
-    meters->prefix_entries =
-        bt_metrics_gauge(m, "baton_router_prefix_map_entries",
-                         "KV blocks known to the prefix map.", BT_NO_LABELS);
+    meters->workers =
+        bt_metrics_gauge(m, "baton_router_workers", "Workers that are attached.", BT_NO_LABELS);
+    meters->prefix_entries = bt_metrics_gauge(m, "baton_router_prefix_map_entries",
+                                              "KV blocks known to the prefix map.", BT_NO_LABELS);
     *out = meters;
     return BT_OK;
 }
@@ -177,8 +175,8 @@ static void fill_summary(bt_router_request *request)
     s->prompt_tokens = request->n_prompt;
     s->generated_tokens = n_output;
     s->attempts = request->attempt;
-    s->queue_ms = ms_between(request->received_ns,
-                             request->placed_ns == 0 ? now_ns : request->placed_ns);
+    s->queue_ms =
+        ms_between(request->received_ns, request->placed_ns == 0 ? now_ns : request->placed_ns);
     s->ttft_ms = ms_between(request->received_ns, request->first_token_ns);
     s->tpot_ms = n_output < 2 ? 0
                               : ms_between(request->first_token_ns, request->last_token_ns) /
@@ -230,21 +228,20 @@ void bt_router_report_end(bt_router_request *request)
     const bt_router_summary *s = &request->summary;
     const end_kind end = end_of(request->status, s->reason);
     count_end(request, end);
-    bt_log(BT_INFO,
-           "request done: req=%s end=%s model=%s prompt_tokens=%" PRIu32 " cached_tokens=%" PRIu32
-           " generated_tokens=%" PRIu32 " queue_ms=%.1f prefill_ms=%.1f transfer_ms=%.1f"
-           " ttft_ms=%.1f tpot_ms=%.2f total_ms=%.1f prefill_worker=%s decode_worker=%s"
-           " attempts=%" PRIu32 " blocks_moved=%" PRIu32 " bytes_moved=%" PRIu64
-           " preemptions=%" PRIu32 "%s%s%s",
-           request->label, end_names[end],
-           bt_router_models_at(request->router->models, request->model_idx)->name,
-           s->prompt_tokens, s->cached_tokens, s->generated_tokens, s->queue_ms, s->prefill_ms,
-           s->transfer_ms, s->ttft_ms, s->tpot_ms, s->total_ms,
-           s->prefill_worker[0] != '\0' ? s->prefill_worker : "-",
-           s->decode_worker[0] != '\0' ? s->decode_worker : "-", s->attempts, s->blocks_moved,
-           s->bytes_moved, s->preemptions, request->status != BT_OK ? " why=\"" : "",
-           request->status != BT_OK ? request->error.text : "",
-           request->status != BT_OK ? "\"" : "");
+    bt_log(
+        BT_INFO,
+        "request done: req=%s end=%s model=%s prompt_tokens=%" PRIu32 " cached_tokens=%" PRIu32
+        " generated_tokens=%" PRIu32 " queue_ms=%.1f prefill_ms=%.1f transfer_ms=%.1f"
+        " ttft_ms=%.1f tpot_ms=%.2f total_ms=%.1f prefill_worker=%s decode_worker=%s"
+        " attempts=%" PRIu32 " blocks_moved=%" PRIu32 " bytes_moved=%" PRIu64
+        " preemptions=%" PRIu32 "%s%s%s",
+        request->label, end_names[end],
+        bt_router_models_at(request->router->models, request->model_idx)->name, s->prompt_tokens,
+        s->cached_tokens, s->generated_tokens, s->queue_ms, s->prefill_ms, s->transfer_ms,
+        s->ttft_ms, s->tpot_ms, s->total_ms, s->prefill_worker[0] != '\0' ? s->prefill_worker : "-",
+        s->decode_worker[0] != '\0' ? s->decode_worker : "-", s->attempts, s->blocks_moved,
+        s->bytes_moved, s->preemptions, request->status != BT_OK ? " why=\"" : "",
+        request->status != BT_OK ? request->error.text : "", request->status != BT_OK ? "\"" : "");
 }
 
 void bt_router_report_refusal(bt_router *router, bt_status status)

@@ -25,8 +25,8 @@
  * A resume in the middle of a stream is a retry too: place() sends prompt and tokens so far, and
  * the reply merges by index. Who decides when a retry is allowed is placement.c.
  *
- * One timer for each slot serves deadline, longest wait in the queue and longest wait for
- * reports: at each change of state it is set to the first of those that hold. */
+ * One timer for each slot serves deadline, longest wait in the queue, for reports and for the
+ * client to read the rest: at each change of state it is set to the first of those that hold. */
 #include "router/router_int.h"
 
 #include <inttypes.h>
@@ -169,8 +169,7 @@ void bt_router_queue_drain(void *ctx)
 static void on_queue_deadline(bt_router_request *request, int64_t now_ns)
 {
     bt_error why;
-    const bt_status status =
-        bt_router_describe_shortage(request->router, request->model_idx, &why);
+    const bt_status status = bt_router_describe_shortage(request->router, request->model_idx, &why);
     const int64_t waited_ms = (now_ns - request->queued_ns) / ms_ns;
     if (request->last_failure.text[0] != '\0') {
         bt_router_request_fail(request, status, "%s (waited %" PRId64 " ms); before that: %.100s",
@@ -180,13 +179,30 @@ static void on_queue_deadline(bt_router_request *request, int64_t now_ns)
     }
 }
 
+/* The reply is complete, and its client does not read it: a slot is not held for ever. How the
+ * request went has been told to log and metrics already; only the client hears of this. */
+static void give_up_client(bt_router_request *request)
+{
+    request->status = bt_error_set(&request->error, BT_EABORTED,
+                                   "the client did not read the rest of its reply in time");
+    bt_log(BT_WARN, "reply not read: req=%s unsent_bytes=%zu", request->label,
+           bt_router_reply_pending_bytes(request->reply));
+    bt_router_request_notify(request);
+}
+
 static void on_timer(void *ctx)
 {
     bt_router_request *request = ctx;
     const int64_t now_ns = bt_clock_now_ns();
     switch (request->state) {
     case BT_ROUTER_REQUEST_FREE:
+        return;
     case BT_ROUTER_REQUEST_DONE:
+        if (now_ns >= request->read_deadline_ns) {
+            give_up_client(request);
+        } else {
+            bt_router_request_arm(request);
+        }
         return;
     case BT_ROUTER_REQUEST_ENDING:
         if (now_ns >= request->report_deadline_ns || now_ns >= request->deadline_ns) {
@@ -220,7 +236,8 @@ static void on_timer(void *ctx)
 
 void bt_router_request_arm(bt_router_request *request)
 {
-    int64_t next_ns = request->deadline_ns;
+    int64_t next_ns =
+        request->state == BT_ROUTER_REQUEST_DONE ? request->read_deadline_ns : request->deadline_ns;
     if (request->state == BT_ROUTER_REQUEST_QUEUED && request->queue_deadline_ns < next_ns) {
         next_ns = request->queue_deadline_ns;
     }
@@ -359,9 +376,8 @@ static void fill_request(bt_router_request *request, const bt_router_front_reque
         .received_ns = bt_clock_now_ns(),
         .summary = {.stop_idx = -1},
     };
-    request->deadline_ns =
-        request->received_ns +
-        (in->deadline_left_ns < longest_ns ? in->deadline_left_ns : longest_ns);
+    request->deadline_ns = request->received_ns +
+                           (in->deadline_left_ns < longest_ns ? in->deadline_left_ns : longest_ns);
     bt_hash_random(&request->id, sizeof request->id);
     request->id.lo = (request->id.lo & ~UINT64_C(0xFFFF)) | request->slot;
     if (!in->has_seed) {
@@ -370,8 +386,8 @@ static void fill_request(bt_router_request *request, const bt_router_front_reque
     if (in->label != NULL) {
         snprintf(request->label, sizeof request->label, "%s", in->label);
     } else {
-        snprintf(request->label, sizeof request->label, "%016" PRIx64 "%016" PRIx64,
-                 request->id.hi, request->id.lo);
+        snprintf(request->label, sizeof request->label, "%016" PRIx64 "%016" PRIx64, request->id.hi,
+                 request->id.lo);
     }
 }
 
@@ -421,8 +437,7 @@ static bt_status start_request(bt_router_request *request, const bt_router_front
 
 bt_status bt_router_request_submit(bt_router *router, const bt_router_front_request *in,
                                    const bt_router_front_ops *ops, void *ctx,
-                                   bt_router_request **out, bt_error *err,
-                                   uint64_t *retry_after_ms)
+                                   bt_router_request **out, bt_error *err, uint64_t *retry_after_ms)
 {
     *retry_after_ms = 0;
     bt_status status = bt_router_front_check(in, err);
@@ -480,8 +495,7 @@ const bt_tokenizer *bt_router_request_tokenizer(const bt_router_request *request
 static uint32_t context_of(const bt_router_request *request)
 {
     const bt_router *router = request->router;
-    uint32_t context =
-        bt_router_models_at(router->models, request->model_idx)->context_tokens;
+    uint32_t context = bt_router_models_at(router->models, request->model_idx)->context_tokens;
     bt_router_worker_view views[BT_ROUTER_WORKERS_MAX];
     uint32_t slots[BT_ROUTER_WORKERS_MAX];
     const size_t n = bt_router_view(router, request->model_idx, false, views, slots);
@@ -511,13 +525,11 @@ static bool settle_lengths(bt_router_request *request)
         return false;
     }
     if (n >= context) {
-        bt_router_request_fail(request, BT_EINVAL,
-                               "the prompt has %" PRIu32 " tokens: the context of model '%.60s' "
-                               "here is %" PRIu32 " tokens, one of them for the reply",
-                               n,
-                               bt_router_models_at(request->router->models, request->model_idx)
-                                   ->name,
-                               context);
+        bt_router_request_fail(
+            request, BT_EINVAL,
+            "the prompt has %" PRIu32 " tokens: the context of model '%.60s' "
+            "here is %" PRIu32 " tokens, one of them for the reply",
+            n, bt_router_models_at(request->router->models, request->model_idx)->name, context);
         return false;
     }
     if (!request->has_max_tokens || s->max_tokens > context - n) {
@@ -533,9 +545,8 @@ static bt_status echo_prompt(bt_router_request *request)
     const int32_t *tokens = bt_router_prompt_tokens(request->prompt, &n);
     for (uint32_t i = 0; i < n; i++) {
         const bt_token_result result = {.token = tokens[i]};
-        const bt_status status =
-            bt_router_reply_push_prompt(request->reply, i, &result, 1,
-                                        bt_router_prompt_added(request->prompt));
+        const bt_status status = bt_router_reply_push_prompt(
+            request->reply, i, &result, 1, bt_router_prompt_added(request->prompt));
         if (status != BT_OK) {
             return status;
         }
@@ -604,13 +615,21 @@ void bt_router_request_notify(bt_router_request *request)
     }
 }
 
+/* The client has so long, from now on, to take another part of its reply. */
+static void expect_reading(bt_router_request *request)
+{
+    request->read_deadline_ns =
+        bt_clock_now_ns() + (int64_t)request->router->options.read_time_ms * ms_ns;
+}
+
 /* No worker is involved any more and the outcome stands. */
 static void enter_done(bt_router_request *request)
 {
     leave_queue(request);
     bt_router_request_close_legs(request);
     request->state = BT_ROUTER_REQUEST_DONE;
-    bt_timer_stop(request->timer);
+    expect_reading(request);
+    bt_router_request_arm(request);
     bt_router_report_end(request);
 }
 
@@ -636,8 +655,7 @@ void bt_router_request_complete(bt_router_request *request, bt_finish_reason rea
     request->summary.reason = reason;
     request->summary.stop_idx = bt_router_reply_stop_idx(request->reply);
     request->state = BT_ROUTER_REQUEST_ENDING;
-    request->report_deadline_ns =
-        bt_clock_now_ns() + (int64_t)BT_ROUTER_REPORT_WAIT_MS * ms_ns;
+    request->report_deadline_ns = bt_clock_now_ns() + (int64_t)BT_ROUTER_REPORT_WAIT_MS * ms_ns;
     bt_router_request_arm(request);
     if (request->legs[BT_ROUTER_LEG_P].open || request->legs[BT_ROUTER_LEG_D].open) {
         bt_router_request_notify(request); /* the last text need not wait for reports */
@@ -683,13 +701,12 @@ bool bt_router_request_peek(bt_router_request *request, bt_router_delta *delta)
     const bool is_done = request->state == BT_ROUTER_REQUEST_DONE;
     bt_router_piece piece = {.is_all = true};
     /* A client that reads too slowly is not given what it did not read. */
-    const bool has_piece =
-        !(is_done && request->status == BT_EABORTED) && bt_router_reply_peek(request->reply, &piece);
+    const bool has_piece = !(is_done && request->status == BT_EABORTED) &&
+                           bt_router_reply_peek(request->reply, &piece);
     if (!has_piece && !is_done) {
         return false;
     }
-    const bool is_last =
-        is_done && piece.is_all && (!has_piece || request->status == BT_OK);
+    const bool is_last = is_done && piece.is_all && (!has_piece || request->status == BT_OK);
     *delta = (bt_router_delta){
         .is_first = !request->started,
         .label = request->label,
@@ -717,6 +734,9 @@ bool bt_router_request_peek(bt_router_request *request, bt_router_delta *delta)
 void bt_router_request_consume(bt_router_request *request, const bt_router_delta *delta)
 {
     request->started = true;
+    if (request->state == BT_ROUTER_REQUEST_DONE) {
+        expect_reading(request); /* the timer looks at it when it fires */
+    }
     if (delta->piece.n_results > 0 || delta->piece.text_len > 0) {
         bt_router_reply_consume(request->reply, &delta->piece);
     }

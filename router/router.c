@@ -37,6 +37,7 @@ void bt_router_options_init(bt_router_options *options)
         .request_time_ms = 600000,
         .queue_time_ms = 10000,
         .slow_client_bytes = 4 << 20,
+        .read_time_ms = 10000,
         .retry_pushback_ms = 1000,
         .local_prefill = true,
         .attempts_max = 3,
@@ -55,8 +56,8 @@ static bt_status on_worker_up(bt_link_peer *peer, const bt_link_hello *hello, vo
     bt_status status = bt_router_models_match(router->models, hello, &model_idx, err);
     bt_router_worker *worker = NULL;
     if (status == BT_OK) {
-        status = bt_router_registry_add(router->registry, peer, hello, model_idx,
-                                        bt_clock_now_ns(), &worker, err);
+        status = bt_router_registry_add(router->registry, peer, hello, model_idx, bt_clock_now_ns(),
+                                        &worker, err);
     }
     if (status != BT_OK) {
         return status;
@@ -189,6 +190,7 @@ static bt_status check_options(const bt_router_options *o, bt_error *err)
         {"request_time_ms", o->request_time_ms, 1, day_ms},
         {"queue_time_ms", o->queue_time_ms, 0, day_ms},
         {"slow_client_bytes", o->slow_client_bytes, 4096, UINT64_MAX},
+        {"read_time_ms", o->read_time_ms, 1, day_ms},
         {"retry_pushback_ms", o->retry_pushback_ms, 0, day_ms},
         {"attempts_max", o->attempts_max, 1, BT_ROUTER_ATTEMPTS_MAX},
         {"prefix_blocks_max", o->prefix_blocks_max, 1, 1 << 28},
@@ -218,8 +220,8 @@ static bt_status create_state(bt_router *router, bt_metrics *metrics)
 {
     bt_status status = bt_router_registry_create(&router->registry);
     if (status == BT_OK) {
-        status = bt_router_prefix_map_create(router->options.prefix_blocks_max,
-                                             &router->prefix_map);
+        status =
+            bt_router_prefix_map_create(router->options.prefix_blocks_max, &router->prefix_map);
     }
     if (status == BT_OK) {
         status = bt_router_requests_create(router);
@@ -247,8 +249,8 @@ static bt_status create_client_side(bt_router *router, bt_error *err)
         status = bt_health_create(router->client_server, 0, &router->health);
     }
     if (status == BT_OK) {
-        status = bt_reflection_create(router->client_server, &bt_reflection_front,
-                                      &router->reflection);
+        status =
+            bt_reflection_create(router->client_server, &bt_reflection_front, &router->reflection);
     }
     if (status == BT_OK) {
         status = bt_router_front_grpc_create(router, &router->front_grpc);
@@ -396,8 +398,8 @@ void bt_router_shutdown(bt_router *router, uint64_t grace_ms, bt_loop_fn done, v
     router->stopping = true;
     router->stop_done = done;
     router->stop_ctx = ctx;
-    bt_log(BT_INFO, "router stopping: name=%s requests=%" PRIu32 " grace_ms=%" PRIu64,
-           router->name, router->counts.n_live, grace_ms);
+    bt_log(BT_INFO, "router stopping: name=%s requests=%" PRIu32 " grace_ms=%" PRIu64, router->name,
+           router->counts.n_live, grace_ms);
     bt_timer_stop(router->tick);
     bt_health_stop(router->health);
     bt_reflection_stop(router->reflection);

@@ -35,27 +35,28 @@ typedef struct bt_router_options {
     const char *client_address; /* "host:port"; port 0 takes a free one */
     const char *attach_address; /* "host:port" */
     bt_router_model models[BT_ROUTER_MODELS_MAX];
-    size_t n_models;                          /* 1..BT_ROUTER_MODELS_MAX */
-    const char *name;                         /* of this router, for status and workers' logs */
-    bt_cluster_key cluster_key;               /* the same on every member */
+    size_t n_models;            /* 1..BT_ROUTER_MODELS_MAX */
+    const char *name;           /* of this router, for status and workers' logs */
+    bt_cluster_key cluster_key; /* the same on every member */
 
     /* limits: beyond them a request is refused with a reason */
-    uint32_t requests_max;       /* living at one time, queued ones included; 1..65536 */
-    uint32_t queue_max;          /* of these, waiting for a worker; 0..requests_max */
-    uint32_t prompt_tokens_max;  /* 0: the model's context decides alone */
-    uint32_t request_bytes_max;  /* one request message, bytes */
-    uint64_t request_time_ms;    /* deadline of a request that names none, and the longest allowed */
-    uint64_t queue_time_ms;      /* longest wait while no worker is ready */
-    uint64_t slow_client_bytes;  /* unsent text and tokens of one stream before it is aborted */
-    uint64_t retry_pushback_ms;  /* what an overloaded router tells clients to wait */
+    uint32_t requests_max;      /* living at one time, queued ones included; 1..65536 */
+    uint32_t queue_max;         /* of these, waiting for a worker; 0..requests_max */
+    uint32_t prompt_tokens_max; /* 0: the model's context decides alone */
+    uint32_t request_bytes_max; /* one request message, bytes */
+    uint64_t request_time_ms;   /* deadline of a request that names none, and the longest allowed */
+    uint64_t queue_time_ms;     /* longest wait while no worker is ready */
+    uint64_t slow_client_bytes; /* unsent text and tokens of one stream before it is aborted */
+    uint64_t read_time_ms; /* of a complete reply: longest time in which its client takes nothing */
+    uint64_t retry_pushback_ms; /* what an overloaded router tells clients to wait */
 
     /* placement */
-    bool local_prefill;             /* D may prefill when no prefill worker is ready */
-    uint32_t local_prefill_tokens;  /* rests shorter than this are prefilled on D; 0: never */
-    bool allow_mixed_numerics;      /* pair workers of different numerics ids */
-    uint32_t attempts_max;          /* placements of one request, the first included; 1..16 */
-    uint32_t prefix_blocks_max;     /* entries of the prefix map */
-    uint64_t worker_timeout_ms;     /* silence after which a worker is taken for dead */
+    bool local_prefill;            /* D may prefill when no prefill worker is ready */
+    uint32_t local_prefill_tokens; /* rests shorter than this are prefilled on D; 0: never */
+    bool allow_mixed_numerics;     /* pair workers of different numerics ids */
+    uint32_t attempts_max;         /* placements of one request, the first included; 1..16 */
+    uint32_t prefix_blocks_max;    /* entries of the prefix map */
+    uint64_t worker_timeout_ms;    /* silence after which a worker is taken for dead */
 } bt_router_options;
 
 /* Every option at its default: loopback addresses, ports 7070 (clients) and 7071 (attach),

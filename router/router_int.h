@@ -61,11 +61,11 @@ struct bt_router_request {
     bt_router *router;
     uint32_t slot; /* also the low 16 bits of id.lo */
     bt_router_request_state state;
-    bool abandoned;   /* the client is gone; freed when the job on the work pool is back */
-    bool job_running; /* the prompt belongs to the work pool */
-    bool started;     /* the first delta was consumed */
-    bool is_waiting;  /* in the queue's list */
-    bool decode_done; /* D said that it is through, an earlier token is still missing */
+    bool abandoned;          /* the client is gone; freed when the job on the work pool is back */
+    bool job_running;        /* the prompt belongs to the work pool */
+    bool started;            /* the first delta was consumed */
+    bool is_waiting;         /* in the queue's list */
+    bool decode_done;        /* D said that it is through, an earlier token is still missing */
     bt_router_request *next; /* in the queue */
     bt_router_request *prev;
 
@@ -107,6 +107,7 @@ struct bt_router_request {
     int64_t deadline_ns;
     int64_t queue_deadline_ns;
     int64_t report_deadline_ns;
+    int64_t read_deadline_ns;
 
     /* the end */
     bt_status status;
@@ -129,7 +130,7 @@ typedef struct bt_router_counts {
     uint64_t mismatches;
 } bt_router_counts;
 
-typedef struct bt_router_meters bt_router_meters; /* report.c */
+typedef struct bt_router_meters bt_router_meters;         /* report.c */
 typedef struct bt_router_front_grpc bt_router_front_grpc; /* front_grpc.c */
 
 struct bt_router {

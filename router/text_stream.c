@@ -66,8 +66,9 @@ static bt_status check_stops(const size_t *stop_lens, size_t n_stops, size_t *to
     return BT_OK;
 }
 
-bt_status bt_router_text_stream_create(const char *const *stops, const size_t *stop_lens, size_t n_stops,
-                                bool include_stop, bt_router_text_stream **out, bt_error *err)
+bt_status bt_router_text_stream_create(const char *const *stops, const size_t *stop_lens,
+                                       size_t n_stops, bool include_stop,
+                                       bt_router_text_stream **out, bt_error *err)
 {
     size_t total = 0;
     const bt_status status = check_stops(stop_lens, n_stops, &total, err);
@@ -167,8 +168,8 @@ static bt_status give_out(bt_text *out, const char *held, size_t n_held, const c
     return status;
 }
 
-bt_status bt_router_text_stream_push(bt_router_text_stream *stream, const char *piece, size_t len, bt_text *out,
-                              bool *stopped)
+bt_status bt_router_text_stream_push(bt_router_text_stream *stream, const char *piece, size_t len,
+                                     bt_text *out, bool *stopped)
 {
     if (stream->stop_idx >= 0) {
         *stopped = true;

@@ -25,15 +25,16 @@ typedef struct bt_router_text_stream bt_router_text_stream;
 
 /* Follows `n_stops` stop strings (copied). BT_EINVAL: too many, an empty or too long one;
  * *err says which. */
-BT_MUST_CHECK bt_status bt_router_text_stream_create(const char *const *stops, const size_t *stop_lens,
-                                              size_t n_stops, bool include_stop,
-                                              bt_router_text_stream **out, bt_error *err);
+BT_MUST_CHECK bt_status bt_router_text_stream_create(const char *const *stops,
+                                                     const size_t *stop_lens, size_t n_stops,
+                                                     bool include_stop, bt_router_text_stream **out,
+                                                     bt_error *err);
 void bt_router_text_stream_destroy(bt_router_text_stream *stream);
 
 /* Takes the next piece; appends to *out what is free to go. *stopped: a stop string is
  * complete; what follows it is dropped, and so is every later piece. BT_ENOMEM. */
-BT_MUST_CHECK bt_status bt_router_text_stream_push(bt_router_text_stream *stream, const char *piece, size_t len,
-                                            bt_text *out, bool *stopped);
+BT_MUST_CHECK bt_status bt_router_text_stream_push(bt_router_text_stream *stream, const char *piece,
+                                                   size_t len, bt_text *out, bool *stopped);
 
 /* The reply ended for another reason: appends what was held back. */
 BT_MUST_CHECK bt_status bt_router_text_stream_finish(bt_router_text_stream *stream, bt_text *out);

@@ -32,8 +32,8 @@ static bt_router_policy_request request(uint32_t prompt_tokens)
         .prompt_tokens = prompt_tokens, .max_tokens = 100, .block_tokens = 16};
 }
 
-static bt_router_placement place(const bt_router_worker_view *workers, size_t n, uint32_t prompt_tokens,
-                          const bt_router_policy_options *options)
+static bt_router_placement place(const bt_router_worker_view *workers, size_t n,
+                                 uint32_t prompt_tokens, const bt_router_policy_options *options)
 {
     const bt_router_policy_request req = request(prompt_tokens);
     bt_router_placement out = {0};
@@ -52,8 +52,9 @@ static bt_status refusal(const bt_router_worker_view *workers, size_t n, uint32_
 static void the_least_loaded_pair_is_taken(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_PREFILL),
-                          worker(BT_ROUTER_WORKER_ROLE_DECODE), worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    bt_router_worker_view w[] = {
+        worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+        worker(BT_ROUTER_WORKER_ROLE_DECODE), worker(BT_ROUTER_WORKER_ROLE_DECODE)};
     w[0].queued_prefill_tokens = 500;
     w[2].live_tokens = 3000;
     const bt_router_placement p = place(w, 4, 100, &no_local);
@@ -65,8 +66,9 @@ static void the_least_loaded_pair_is_taken(void **state)
 static void ties_go_to_fewer_requests_then_to_the_lower_index(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_PREFILL),
-                          worker(BT_ROUTER_WORKER_ROLE_DECODE), worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    bt_router_worker_view w[] = {
+        worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+        worker(BT_ROUTER_WORKER_ROLE_DECODE), worker(BT_ROUTER_WORKER_ROLE_DECODE)};
     assert_int_equal(place(w, 4, 100, &no_local).p_idx, 0);
     assert_int_equal(place(w, 4, 100, &no_local).d_idx, 2);
     w[0].n_requests = 1;
@@ -78,8 +80,9 @@ static void ties_go_to_fewer_requests_then_to_the_lower_index(void **state)
 static void a_cached_prefix_is_weighed_against_the_queue(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_PREFILL),
-                          worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_DECODE)};
     w[1].matched_blocks = 50; /* 800 tokens */
     w[1].queued_prefill_tokens = 700;
     bt_router_placement p = place(w, 3, 1000, &no_local);
@@ -92,8 +95,9 @@ static void a_cached_prefix_is_weighed_against_the_queue(void **state)
 static void a_bypassed_cache_draws_nobody(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_PREFILL),
-                          worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_DECODE)};
     w[1].matched_blocks = 50;
     bt_router_policy_request req = request(1000);
     req.bypass_cache = true;
@@ -106,8 +110,9 @@ static void a_bypassed_cache_draws_nobody(void **state)
 static void a_full_decode_pool_is_avoided(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_DECODE),
-                          worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_DECODE),
+                                 worker(BT_ROUTER_WORKER_ROLE_DECODE)};
     w[1].n_free_blocks = 2;
     w[2].live_tokens = 2000;
     assert_int_equal(place(w, 3, 1000, &no_local).d_idx, 2);
@@ -116,8 +121,9 @@ static void a_full_decode_pool_is_avoided(void **state)
 static void workers_are_paired_within_one_numerics_id(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_PREFILL),
-                          worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_DECODE)};
     w[0].numerics = 7;
     w[1].queued_prefill_tokens = 100000;
     assert_int_equal(place(w, 3, 100, &no_local).p_idx, 1);
@@ -130,7 +136,8 @@ static void workers_are_paired_within_one_numerics_id(void **state)
 static void a_resumed_request_stays_within_its_numerics_id(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_BOTH), worker(BT_ROUTER_WORKER_ROLE_BOTH)};
+    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_BOTH),
+                                 worker(BT_ROUTER_WORKER_ROLE_BOTH)};
     w[1].numerics = 7;
     w[1].queued_prefill_tokens = 5000;
     bt_router_policy_request req = request(100);
@@ -144,7 +151,8 @@ static void a_resumed_request_stays_within_its_numerics_id(void **state)
 static void decode_prefills_only_when_it_may(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_DECODE)};
     assert_int_equal(place(w, 2, 100, &with_local).kind, BT_ROUTER_PLACEMENT_SPLIT);
     w[0].ready = false;
     assert_int_equal(place(w, 2, 100, &with_local).kind, BT_ROUTER_PLACEMENT_WHOLE);
@@ -155,7 +163,8 @@ static void decode_prefills_only_when_it_may(void **state)
 static void a_short_rest_is_prefilled_where_it_decodes(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_DECODE)};
     bt_router_policy_options options = {.local_prefill = true, .local_prefill_tokens = 64};
     w[1].matched_blocks = 60; /* 960 of 1000 */
     assert_int_equal(place(w, 2, 1000, &options).kind, BT_ROUTER_PLACEMENT_WHOLE);
@@ -167,8 +176,9 @@ static void a_short_rest_is_prefilled_where_it_decodes(void **state)
 static void a_failed_prefill_worker_is_the_last_resort(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_PREFILL),
-                          worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_DECODE)};
     w[0].excluded = true;
     w[1].queued_prefill_tokens = 100000;
     assert_int_equal(place(w, 3, 100, &with_local).p_idx, 1);
@@ -180,7 +190,8 @@ static void a_failed_prefill_worker_is_the_last_resort(void **state)
 static void a_worker_of_both_roles_takes_whole_requests(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_BOTH), worker(BT_ROUTER_WORKER_ROLE_BOTH)};
+    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_BOTH),
+                                 worker(BT_ROUTER_WORKER_ROLE_BOTH)};
     w[0].queued_prefill_tokens = 50;
     const bt_router_placement p = place(w, 2, 100, &no_local);
     assert_int_equal(p.kind, BT_ROUTER_PLACEMENT_WHOLE);
@@ -243,7 +254,8 @@ static void a_request_without_decode_needs_a_prefill_worker_alone(void **state)
 static void readiness_needs_both_halves(void **state)
 {
     (void)state;
-    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    bt_router_worker_view w[] = {worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+                                 worker(BT_ROUTER_WORKER_ROLE_DECODE)};
     assert_true(bt_router_policy_can_serve(w, 2, &no_local));
     assert_false(bt_router_policy_can_serve(w, 1, &with_local));
     assert_false(bt_router_policy_can_serve(w + 1, 1, &no_local));

@@ -66,8 +66,7 @@ static void leading_blocks_count_and_a_gap_ends_them(void **state)
     bt_router_prefix_map_destroy(map);
 }
 
-static void check_against(bt_router_prefix_map *map, bool held[N_WORKERS][N_IDS],
-                          uint64_t *random)
+static void check_against(bt_router_prefix_map *map, bool held[N_WORKERS][N_IDS], uint64_t *random)
 {
     bt_block_hash chain[6];
     size_t picks[6];

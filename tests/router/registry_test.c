@@ -33,8 +33,8 @@ static bt_router_worker *add(bt_router_registry *registry, const char *name, uin
 {
     const bt_link_hello hello = hello_of(name, BT_LINK_ROLE_BOTH, numerics);
     bt_router_worker *worker = NULL;
-    assert_int_equal(
-        bt_router_registry_add(registry, NULL, &hello, model_idx, 0, &worker, NULL), BT_OK);
+    assert_int_equal(bt_router_registry_add(registry, NULL, &hello, model_idx, 0, &worker, NULL),
+                     BT_OK);
     return worker;
 }
 

@@ -170,10 +170,8 @@ static void a_worker_that_lies_is_left_alone(void **state)
     rig_client *c = rig_generate_text(r, "x");
     rig_wait_runs(p0, 1);
     const bt_token_result result = {.token = 100000};
-    const bt_link_tokens tokens = {.id = p0->runs[0].id,
-                                   .attempt = p0->runs[0].attempt,
-                                   .results = &result,
-                                   .n_results = 1};
+    const bt_link_tokens tokens = {
+        .id = p0->runs[0].id, .attempt = p0->runs[0].attempt, .results = &result, .n_results = 1};
     bt_link_worker_tokens(p0->link, &tokens);
     bt_link_worker_flush(p0->link);
     rig_wait_cancels(p0, 1);
@@ -210,7 +208,7 @@ static void a_full_queue_refuses_at_once(void **state)
     rig_start(r);
     (void)rig_generate_text(r, "a");
     (void)rig_generate_text(r, "b");
-    rig_idle(r);
+    rig_wait_metric(r, "baton_router_requests_queued 2");
     rig_client *c = rig_generate_text(r, "c");
     rig_expect_error(c, BT_RPC_RESOURCE_EXHAUSTED, "2 requests are waiting for a worker");
     assert_string_equal(c->pushback_meta, "250");
@@ -252,11 +250,11 @@ static void a_full_worker_makes_requests_wait_by_priority(void **state)
     request.prompt_case = BATON__V1__GENERATE_REQUEST__PROMPT_TEXT;
     request.text = (char[]){"low"};
     rig_client *low = rig_generate(r, &request);
-    rig_idle(r);
+    rig_wait_metric(r, "baton_router_requests_queued 1");
     request.text = (char[]){"urgent"};
     request.priority = 5;
     rig_client *high = rig_generate(r, &request);
-    rig_idle(r);
+    rig_wait_metric(r, "baton_router_requests_queued 2");
     assert_int_equal(w->n_runs, 1);
     rig_resume(w, 0);
     rig_expect_ok(first, REPLY);
@@ -307,8 +305,7 @@ static void workers_of_different_numerics_are_not_paired(void **state)
     (void)rig_add_worker(r, "d0", BT_LINK_ROLE_DECODE);
     bt_link_hello hello = rig_hello(r, "p0", BT_LINK_ROLE_PREFILL);
     hello.numerics_id[0] ^= 1;
-    (void)rig_dial(r, &hello);
-    rig_idle(r);
+    rig_wait_up(rig_dial(r, &hello));
     rig_expect_error(rig_generate_text(r, "x"), BT_RPC_UNAVAILABLE, "no workers are ready");
 }
 
@@ -321,7 +318,7 @@ static void mixed_numerics_are_paired_when_allowed_and_the_reply_says_so(void **
     bt_link_hello hello = rig_hello(r, "p0", BT_LINK_ROLE_PREFILL);
     hello.numerics_id[0] ^= 1;
     rig_worker *p = rig_dial(r, &hello);
-    rig_idle(r);
+    rig_wait_up(p);
     rig_client *c = rig_generate_text(r, "x");
     rig_expect_ok(c, REPLY);
     assert_int_equal(p->n_runs, 1);

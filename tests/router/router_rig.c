@@ -132,6 +132,40 @@ void rig_wait_ready(rig *r, bool ready)
     rig_wait(r, ready ? is_ready : is_not_ready, r);
 }
 
+static bool is_up(void *ctx)
+{
+    return ((const rig_worker *)ctx)->up;
+}
+
+void rig_wait_up(rig_worker *w)
+{
+    rig_wait(w->rig, is_up, w);
+}
+
+typedef struct metric_wait {
+    const rig *r;
+    const char *line;
+} metric_wait;
+
+static bool has_metric(void *ctx)
+{
+    const metric_wait *m = ctx;
+    char line[128];
+    snprintf(line, sizeof line, "\n%s\n", m->line);
+    char *text = NULL;
+    size_t len = 0;
+    assert_int_equal(bt_metrics_render(m->r->metrics, &text, &len), BT_OK);
+    const bool found = strstr(text, line) != NULL;
+    free(text);
+    return found;
+}
+
+void rig_wait_metric(rig *r, const char *line)
+{
+    metric_wait m = {r, line};
+    rig_wait(r, has_metric, &m);
+}
+
 /* ----------------------------------------------------------------------- fake workers ---- */
 
 static rig_run *find_run(rig_worker *w, bt_request_id id, uint32_t attempt)
@@ -328,7 +362,7 @@ bt_link_hello rig_hello(const rig *r, const char *name, bt_link_role role)
         .kernels = "fake",
         .model = "tiny",
         .block_tokens = BT_BLOCK_HASH_TOKENS,
-        .pool_blocks = 100000,
+        .pool_blocks = RIG_CONTEXT / BT_BLOCK_HASH_TOKENS + 16,
         .block_bytes = 1024,
         .requests_max = 64,
         .context_tokens = RIG_CONTEXT,
@@ -364,16 +398,11 @@ rig_worker *rig_dial(rig *r, const bt_link_hello *hello)
     return w;
 }
 
-static bool is_up(void *ctx)
-{
-    return ((const rig_worker *)ctx)->up;
-}
-
 rig_worker *rig_add_worker(rig *r, const char *name, bt_link_role role)
 {
     const bt_link_hello hello = rig_hello(r, name, role);
     rig_worker *w = rig_dial(r, &hello);
-    rig_wait(r, is_up, w);
+    rig_wait_up(w);
     return w;
 }
 
@@ -565,8 +594,9 @@ int rig_setup(void **state)
     r->options.n_models = 1;
     r->options.requests_max = 16;
     r->options.queue_max = 8;
-    assert_int_equal(
-        bt_cluster_key_init(&r->options.cluster_key, "0123456789abcdef", 16, NULL), BT_OK);
+    r->options.prefix_blocks_max = 1024;
+    assert_int_equal(bt_cluster_key_init(&r->options.cluster_key, "0123456789abcdef", 16, NULL),
+                     BT_OK);
     r->reply = "Hello, world";
     *state = r;
     return 0;

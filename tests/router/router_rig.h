@@ -42,7 +42,7 @@ typedef struct rig_run {
     char peer[BT_LINK_NAME_MAX];
     bt_block_hash chain_root;
     int64_t deadline_left_ns;
-    int32_t tokens[64]; /* the first of them */
+    int32_t tokens[64];  /* the first of them */
     uint32_t next_index; /* to emit */
     bool cancelled;
     bool finished;
@@ -55,15 +55,15 @@ typedef struct rig_worker {
     bool up;
     char down_reason[256];
     /* what it does with a run */
-    bool hold;                /* nothing, until the test says so */
-    uint32_t emit_max;        /* holds still after so many tokens; 0: no limit */
-    bt_status fail;           /* finishes with this status and text at once */
+    bool hold;         /* nothing, until the test says so */
+    uint32_t emit_max; /* holds still after so many tokens; 0: no limit */
+    bt_status fail;    /* finishes with this status and text at once */
     const char *fail_text;
-    bool repeat;              /* every event twice */
-    bool slow_first;          /* P: keeps token 0 until the test says so */
-    bool wrong_duplicates;    /* D sends a wrong token 0 after the right one */
-    uint32_t n_top;           /* entries of top logprobs */
-    uint32_t cached_tokens;   /* as reported */
+    bool repeat;            /* every event twice */
+    bool slow_first;        /* P: keeps token 0 until the test says so */
+    bool wrong_duplicates;  /* D sends a wrong token 0 after the right one */
+    uint32_t n_top;         /* entries of top logprobs */
+    uint32_t cached_tokens; /* as reported */
     rig_run runs[RIG_RUNS_MAX];
     uint32_t n_runs;
     uint32_t n_cancels;
@@ -143,6 +143,10 @@ void rig_wait_cancels(rig_worker *w, uint32_t n);
 void rig_wait_done(rig_client *c);
 void rig_wait_tokens(rig_client *c, uint32_t n);
 void rig_wait_ready(rig *r, bool ready);
+void rig_wait_up(rig_worker *w);
+
+/* Until the metrics have this line, as in "baton_router_requests_queued 2". */
+void rig_wait_metric(rig *r, const char *line);
 
 /* Runs the loop for a while, to show that something does not happen. */
 void rig_idle(rig *r);

@@ -147,7 +147,7 @@ static void characters_are_never_split(void **state)
 {
     (void)state;
     /* e acute, e grave, euro, two emoji that share their first three bytes. */
-    static const char *const characters[] = {"\xC3\xA9", "\xC3\xA8", "\xE2\x82\xAC",
+    static const char *const characters[] = {"\xC3\xA9",         "\xC3\xA8",         "\xE2\x82\xAC",
                                              "\xF0\x9F\x98\x80", "\xF0\x9F\x98\x81", "x"};
     uint64_t random = 42;
     for (int round = 0; round < 2000; round++) {
@@ -169,8 +169,8 @@ static void characters_are_never_split(void **state)
             const char *c = characters[next_random(&random) % 6];
             memcpy(text + len, c, strlen(c));
             len += strlen(c);
-            assert_int_equal(
-                bt_router_text_stream_push(stream, c, strlen(c), &out, &stopped), BT_OK);
+            assert_int_equal(bt_router_text_stream_push(stream, c, strlen(c), &out, &stopped),
+                             BT_OK);
             assert_false(ends_inside_a_character(&out, text, len));
         }
         bt_text_deinit(&out);
@@ -191,7 +191,8 @@ static void only_a_possible_stop_is_held_back(void **state)
     assert_int_equal(bt_router_text_stream_held(stream), 3);
     assert_int_equal(bt_router_text_stream_push(stream, "h", 1, &out, &stopped), BT_OK);
     assert_int_equal(out.len, 7);
-    assert_int_equal(bt_router_text_stream_push(stream, "\nUser: hello", 12, &out, &stopped), BT_OK);
+    assert_int_equal(bt_router_text_stream_push(stream, "\nUser: hello", 12, &out, &stopped),
+                     BT_OK);
     assert_true(stopped);
     assert_int_equal(out.len, 7);
     assert_memory_equal(out.bytes, "one\nUsh", 7);
@@ -232,9 +233,9 @@ static void bad_stop_strings_are_refused_with_a_reason(void **state)
     }
     bt_router_text_stream *stream = NULL;
     bt_error err;
-    assert_int_equal(
-        bt_router_text_stream_create(list, lens, BT_ROUTER_STOP_STRINGS_MAX + 1, false, &stream, &err),
-        BT_EINVAL);
+    assert_int_equal(bt_router_text_stream_create(list, lens, BT_ROUTER_STOP_STRINGS_MAX + 1, false,
+                                                  &stream, &err),
+                     BT_EINVAL);
     assert_non_null(strstr(err.text, "at most 16"));
     lens[1] = sizeof longest;
     assert_int_equal(bt_router_text_stream_create(list, lens, 2, false, &stream, &err), BT_EINVAL);
