@@ -254,7 +254,7 @@ static void render_llama3(chat_writer *writer, const bt_chat_message *messages, 
         put_content(writer, &messages[i], chat->trims);
         put_mark(writer, "<|eot_id|>");
     }
-    if (add_generation_prompt) {
+    if (add_generation_prompt || chat->always_prompts) {
         put_header(writer, "assistant");
     }
 }

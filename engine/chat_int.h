@@ -17,6 +17,7 @@ struct bt_chat {
     bool adds_bos;
     bool trims;            /* content loses white space at both ends */
     bool trims_reply;      /* Mistral: that of the assistant does */
+    bool always_prompts;   /* Llama-3's first template begins a reply without being asked */
     bool has_default;      /* ChatML: system message when none is given */
     system_place system;   /* Mistral */
     const char *inst_open; /* Mistral: text around the marks */

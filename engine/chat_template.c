@@ -76,8 +76,8 @@ static bt_status read_default_system(const template_text *in, bt_chat *chat)
 
 static bt_status recognize_chatml(const template_text *in, bt_chat *chat)
 {
-    static const char *const ends[] = {"<|im_end|>' + '\\n'", "<|im_end|>'+'\\n'", "<|im_end|>\\n",
-                                       "<|im_end|>\n"};
+    static const char *const ends[] = {"<|im_end|>' + '\\n'", "<|im_end|>'+'\\n'",
+                                       "<|im_end|>' + '\n'", "<|im_end|>\\n", "<|im_end|>\n"};
     if (!has(in, "<|im_end|>") || !has_any(in, ends, BT_ARRAY_LEN(ends))) {
         return BT_EUNSUPPORTED;
     }
@@ -92,6 +92,7 @@ static bt_status recognize_llama3(const template_text *in, bt_chat *chat)
         return BT_EUNSUPPORTED;
     }
     chat->kind = BT_CHAT_LLAMA3;
+    chat->always_prompts = !has(in, "add_generation_prompt");
     chat->adds_bos = has(in, "bos_token") || has(in, "<|begin_of_text|>");
     if (!has(in, "Cutting Knowledge Date")) {
         return BT_OK;

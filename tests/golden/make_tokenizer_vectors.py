@@ -239,6 +239,7 @@ MISTRAL_3_USER = ("{{- \"[INST] \" + system_message + \"\\n\\n\" + message[\"con
                   "{{- \"[INST] \" + message[\"content\"] + \"[/INST]\" }}")
 TEMPLATES = {
     "chatml": "{% for message in messages %}" + CHATML,
+    "chatml-lf": "{% for message in messages %}" + CHATML.replace("\\n", "\n"),
     "smollm2": "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
                "{{ '<|im_start|>system\\nYou are a helpful AI assistant named SmolLM, trained by "
                "Hugging Face<|im_end|>\\n' }}{% endif %}" + CHATML,
@@ -263,6 +264,12 @@ TEMPLATES = {
                "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
                "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
                "{% endif %}",
+    "llama-3-first": "{% set loop_messages = messages %}{% for message in loop_messages %}"
+                     "{% set content = '<|start_header_id|>' + message['role'] + "
+                     "'<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}"
+                     "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
+                     "{{ content }}{% endfor %}"
+                     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}",
     "llama-3.1": "{{- bos_token }}\n{%- if not date_string is defined %}\n"
                  "    {%- set date_string = \"26 Jul 2024\" %}\n{%- endif %}\n\n"
                  "{#- The system message's place is fixed. #}\n"
