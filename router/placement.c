@@ -530,7 +530,7 @@ static void finish_decode(bt_router_request *request)
     } else if (p->open) {
         request->decode_done = true;
     } else {
-        leg_failed(request, BT_ROUTER_LEG_P, BT_EPROTOCOL, "its first token never came", false);
+        leg_failed(request, BT_ROUTER_LEG_P, BT_EPROTOCOL, "not all of its tokens came", false);
     }
 }
 
@@ -636,6 +636,9 @@ static void finish_prefill(bt_router_request *request, const bt_link_finished *f
         return;
     }
     BT_ASSERT(d->open || request->decode_done);
+    if (request->decode_done) {
+        finish_decode(request); /* what is missing now never comes */
+    }
 }
 
 void bt_router_on_finished(bt_router *router, bt_router_worker *worker,

@@ -230,7 +230,8 @@ void bt_router_report_end(bt_router_request *request)
     count_end(request, end);
     bt_log(
         BT_INFO,
-        "request done: req=%s end=%s model=%s prompt_tokens=%" PRIu32 " cached_tokens=%" PRIu32
+        "request done: req=%s id=%016" PRIx64 "%016" PRIx64
+        " end=%s model=%s prompt_tokens=%" PRIu32 " cached_tokens=%" PRIu32
         " generated_tokens=%" PRIu32 " queue_ms=%.1f prefill_ms=%.1f transfer_ms=%.1f"
         " ttft_ms=%.1f tpot_ms=%.2f total_ms=%.1f prefill_worker=%s decode_worker=%s"
         " attempts=%" PRIu32 " blocks_moved=%" PRIu32 " bytes_moved=%" PRIu64

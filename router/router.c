@@ -337,9 +337,6 @@ bt_status bt_router_create(bt_loop *loop, bt_rpc *rpc, bt_metrics *metrics,
     router->options.name = router->name;
     memset(router->options.models, 0, sizeof router->options.models);
     bt_timer_start(router->tick, 0, TICK_MS);
-    bt_log(BT_INFO, "router started: name=%s client_port=%d attach_port=%d models=%zu",
-           router->name, bt_router_client_port(router), bt_router_attach_port(router),
-           bt_router_models_count(router->models));
     *out = router;
     return BT_OK;
 }
