@@ -19,6 +19,7 @@ enum {
     BT_LINK_EVENT_BYTES_MAX = 8 * 1024 * 1024, /* one event alone; larger ones are refused */
     BT_LINK_RECV_BYTES_MAX = 16 * 1024 * 1024,
     BT_LINK_BLOCKS_PER_EVENT = 4096,
+    BT_LINK_TOKENS_PER_EVENT = 32, /* senders split; a longer event makes no sense */
     BT_LINK_SILENCE_MS = 3000,
     BT_LINK_PING_MS = 500,
     BT_LINK_NS_PER_MS = 1000 * 1000,

@@ -67,8 +67,7 @@ struct bt_link_router {
 
     bt_timer *tick;
     bt_link_arena arena;
-    bt_token_result *results; /* [results_max], grown as needed */
-    size_t results_max;
+    bt_token_result results[BT_LINK_TOKENS_PER_EVENT]; /* of one event */
     bt_link_peer *peers;
     uint32_t n_peers;
     uint64_t ping_number;
@@ -205,15 +204,6 @@ static bool take_tokens(bt_link_peer *peer, const Baton__Worker__V1__Tokens *in)
     bt_link_tokens tokens;
     if (!bt_link_get_tokens(in, &tokens)) {
         return false;
-    }
-    if (tokens.n_results > link->results_max) {
-        const size_t n = bt_size_max(tokens.n_results, 64);
-        bt_token_result *grown = realloc(link->results, n * sizeof *grown);
-        if (grown == NULL) {
-            return false;
-        }
-        link->results = grown;
-        link->results_max = n;
     }
     bt_link_get_results(in, link->results);
     tokens.results = link->results;
@@ -525,6 +515,5 @@ void bt_link_router_destroy(bt_link_router *link)
     BT_ASSERT(link->peers == NULL);
     bt_timer_destroy(link->tick);
     bt_link_arena_reset(&link->arena);
-    free(link->results);
     free(link);
 }

@@ -9,8 +9,6 @@
 #include "common/check.h"
 #include "proto/link_int.h"
 
-enum { TOKENS_PER_EVENT = 32 };
-
 typedef Baton__Worker__V1__Event pb_event;
 typedef Baton__Worker__V1__Command pb_command;
 typedef Baton__Worker__V1__RequestId pb_id;
@@ -192,11 +190,11 @@ void bt_link_get_load(const Baton__Worker__V1__Load *in, bt_link_load *out)
 
 /* A few results at a time, so that the arrays fit the stack. */
 typedef struct token_arrays {
-    uint32_t tokens[TOKENS_PER_EVENT];
-    float logprobs[TOKENS_PER_EVENT];
-    uint32_t n_top[TOKENS_PER_EVENT];
-    uint32_t top_tokens[TOKENS_PER_EVENT * BT_TOP_LOGPROBS_MAX];
-    float top_logprobs[TOKENS_PER_EVENT * BT_TOP_LOGPROBS_MAX];
+    uint32_t tokens[BT_LINK_TOKENS_PER_EVENT];
+    float logprobs[BT_LINK_TOKENS_PER_EVENT];
+    uint32_t n_top[BT_LINK_TOKENS_PER_EVENT];
+    uint32_t top_tokens[BT_LINK_TOKENS_PER_EVENT * BT_TOP_LOGPROBS_MAX];
+    float top_logprobs[BT_LINK_TOKENS_PER_EVENT * BT_TOP_LOGPROBS_MAX];
 } token_arrays;
 
 static void split_results(const bt_token_result *results, size_t n, token_arrays *arrays,
@@ -233,8 +231,8 @@ bool bt_link_put_tokens(bt_link_outbox *outbox, const bt_link_tokens *tokens)
 {
     token_arrays arrays;
     pb_id id = make_id(tokens->id, tokens->attempt);
-    for (size_t at = 0; at < tokens->n_results; at += TOKENS_PER_EVENT) {
-        const size_t n = bt_size_min(tokens->n_results - at, TOKENS_PER_EVENT);
+    for (size_t at = 0; at < tokens->n_results; at += BT_LINK_TOKENS_PER_EVENT) {
+        const size_t n = bt_size_min(tokens->n_results - at, BT_LINK_TOKENS_PER_EVENT);
         Baton__Worker__V1__Tokens out = BATON__WORKER__V1__TOKENS__INIT;
         out.id = &id;
         out.first_index = tokens->first_index + (uint32_t)at;
@@ -256,8 +254,8 @@ bool bt_link_get_tokens(const Baton__Worker__V1__Tokens *in, bt_link_tokens *out
     if (!bt_link_get_id(in->id, &out->id, &out->attempt) ||
         (in->n_logprobs != 0 && in->n_logprobs != in->n_tokens) ||
         (in->n_n_top != 0 && in->n_n_top != in->n_tokens) ||
-        in->n_top_tokens != in->n_top_logprobs || in->n_tokens > UINT32_MAX - in->first_index ||
-        !tokens_in_range(in->tokens, in->n_tokens) ||
+        in->n_top_tokens != in->n_top_logprobs || in->n_tokens > BT_LINK_TOKENS_PER_EVENT ||
+        in->n_tokens > UINT32_MAX - in->first_index || !tokens_in_range(in->tokens, in->n_tokens) ||
         !tokens_in_range(in->top_tokens, in->n_top_tokens)) {
         return false;
     }

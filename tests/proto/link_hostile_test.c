@@ -187,6 +187,21 @@ static size_t pack_tokens(uint8_t *out)
     return pack(&event, out);
 }
 
+/* Far fewer bytes than what a router would hold for as many results. */
+static size_t pack_too_many_tokens(uint8_t *out)
+{
+    Baton__Worker__V1__RequestId id = INIT(REQUEST_ID);
+    uint32_t ids[33] = {0};
+    Baton__Worker__V1__Tokens tokens = INIT(TOKENS);
+    tokens.id = &id;
+    tokens.n_tokens = 33;
+    tokens.tokens = ids;
+    pb_event event = INIT(EVENT);
+    event.event_case = BATON__WORKER__V1__EVENT__EVENT_TOKENS;
+    event.tokens = &tokens;
+    return pack(&event, out);
+}
+
 static void attach_by_hand(fixture *f)
 {
     uint8_t bytes[512];
@@ -289,7 +304,8 @@ static void senseless_messages_end_the_stream(void **state)
     expect_malformed(f, bytes, pack_blocks(1, BT_LINK_BLOCKS_STORED, 17, bytes));
     expect_malformed(f, bytes, pack_blocks(1, BT_LINK_BLOCKS_RESET, 16, bytes));
     expect_malformed(f, bytes, pack_blocks(1, 77, 16, bytes));
-    assert_true(bt_link_router_get_stats(f->link).malformed == 5);
+    expect_malformed(f, bytes, pack_too_many_tokens(bytes));
+    assert_true(bt_link_router_get_stats(f->link).malformed == 6);
 }
 
 /* Whatever becomes of a garbled message, the next worker is served. */
