@@ -58,8 +58,11 @@ static void finish(bt_decode_scheduler *s, bt_sequence *seq, bt_status status)
 static void run(bt_decode_scheduler *s, bt_sequence *seq, state first)
 {
     BT_ASSERT(seq->state == STATE_IDLE);
+    /* Admission takes room for one token more than are known, whatever was asked for. */
+    const uint32_t n_next = seq->n_tokens - seq->n_prompt + 1;
+    const uint32_t n_asked = seq->sampling.max_tokens;
     const bt_status status =
-        bt_sequence_check(seq, seq->sampling.max_tokens, s->stats.blocks_total);
+        bt_sequence_check(seq, n_asked > n_next ? n_asked : n_next, s->stats.blocks_total);
     if (status != BT_OK) {
         finish(s, seq, status);
         return;
@@ -159,7 +162,6 @@ static void emit_stats(bt_decode_scheduler *s)
     }
     stats->blocks_cached = bt_kv_cache_n_cached(cache);
     stats->blocks_free = bt_kv_cache_n_available(cache) - stats->blocks_cached;
-    stats->cache = *bt_kv_cache_get_stats(cache);
     const bt_decode_event event = {.kind = BT_DECODE_EVENT_STATS, .u = {.stats = *stats}};
     emit(s, &event);
 }
@@ -214,6 +216,7 @@ static bool admit_first(bt_decode_scheduler *s)
     if (seq->n_preempted == 0) {
         seq->n_cached = n_found * BT_KV_BLOCK_TOKENS;
         s->stats.n_cached_tokens += seq->n_cached;
+        s->stats.n_missed_tokens += seq->use_cache ? seq->n_tokens - seq->n_cached : 0;
         seq->started_ns = bt_clock_now_ns();
     }
     if (!pulls) {

@@ -57,12 +57,12 @@ typedef struct bt_decode_stats {
     uint64_t n_prefill_tokens;    /* prompt rows computed here, each once */
     uint64_t n_recomputed_tokens; /* rows computed again after preemption */
     uint64_t n_decode_tokens;     /* rows of generated tokens */
-    uint64_t n_cached_tokens;     /* prompt tokens found in the prefix cache */
+    uint64_t n_cached_tokens;     /* prompt tokens found in the prefix cache, at first admission */
+    uint64_t n_missed_tokens;     /* looked for there and not found, at first admission */
     uint64_t n_preemptions;
     uint64_t n_partial_pulls; /* pulls that skipped blocks held here already */
     uint64_t slots_written;   /* sums over steps of the running sequences: for slot use */
     uint64_t slots_allocated;
-    bt_kv_cache_stats cache;
 } bt_decode_stats;
 
 typedef enum bt_decode_event_kind {

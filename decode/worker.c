@@ -251,8 +251,7 @@ static void report(bt_decode_worker *worker, const bt_decode_stats *stats)
                 .recomputed_tokens = stats->n_recomputed_tokens,
                 .decode_tokens = stats->n_decode_tokens,
                 .prefix_hit_tokens = stats->n_cached_tokens,
-                .prefix_miss_tokens =
-                    (stats->cache.n_lookups - stats->cache.n_hits) * BT_KV_BLOCK_TOKENS,
+                .prefix_miss_tokens = stats->n_missed_tokens,
                 .preemptions = stats->n_preemptions,
                 .pulls = kv->done,
                 .partial_pulls = stats->n_partial_pulls,

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/sequence.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/check.h"
 #include "common/clock.h"
+
+enum { RESET_FROM = offsetof(bt_sequence, id) }; /* what lies before is the engine thread's */
 
 _Static_assert((int)BT_BLOCK_HASH_TOKENS == (int)BT_KV_BLOCK_TOKENS, "an identity names one block");
 
@@ -45,12 +48,14 @@ void bt_sequence_destroy(bt_sequence *seq)
 void bt_sequence_reset(bt_sequence *seq)
 {
     BT_ASSERT(seq->n_blocks == 0);
-    *seq = (bt_sequence){
+    const bt_sequence kept = {
         .tokens = seq->tokens,
         .blocks = seq->blocks,
         .identities = seq->identities,
         .context = seq->context,
     };
+    memcpy((uint8_t *)seq + RESET_FROM, (const uint8_t *)&kept + RESET_FROM,
+           sizeof *seq - RESET_FROM);
 }
 
 /* Extends identities[] to all blocks that the known tokens fill. */
@@ -70,7 +75,8 @@ bt_status bt_sequence_check(const bt_sequence *seq, uint32_t max_tokens, uint32_
     if (seq->n_prompt == 0 || seq->n_prompt > seq->n_tokens || seq->n_tokens >= seq->context) {
         return BT_ERANGE;
     }
-    const uint64_t n_last = (uint64_t)seq->n_prompt + max_tokens;
+    const uint64_t n_asked = (uint64_t)seq->n_prompt + max_tokens;
+    const uint64_t n_last = n_asked > seq->n_tokens ? n_asked : seq->n_tokens;
     const uint64_t n_most = n_last < seq->context ? n_last : seq->context;
     return bt_div_ceil(n_most, BT_KV_BLOCK_TOKENS) <= n_blocks ? BT_OK : BT_EEXHAUSTED;
 }

@@ -26,6 +26,11 @@
 #include "proto/sampling.h"
 
 typedef struct bt_sequence {
+    /* The scheduler's own states, 0 before and after. Engine thread only, also while the sequence
+     * is the owner's: a command that comes too late looks at it. bt_sequence_reset leaves it alone.
+     */
+    uint32_t state;
+
     /* Filled by the owner before it is handed over. */
     bt_request_id id;
     uint32_t attempt;
@@ -39,7 +44,6 @@ typedef struct bt_sequence {
     void *user;         /* the owner's */
 
     /* The scheduler's. */
-    uint32_t state;           /* its own states */
     struct bt_sequence *next; /* its own queues */
     struct bt_sequence *prev;
 
@@ -67,7 +71,8 @@ void bt_sequence_destroy(bt_sequence *seq);
 void bt_sequence_reset(bt_sequence *seq);
 
 /* Whether it could ever run to its end alone in a pool of n_blocks. BT_ERANGE: the prompt is empty
- * or fills the context. BT_EEXHAUSTED: prompt and max_tokens more need more blocks than that. */
+ * or fills the context. BT_EEXHAUSTED: its known tokens, or the prompt and max_tokens more, need
+ * more blocks than that. */
 BT_MUST_CHECK bt_status bt_sequence_check(const bt_sequence *seq, uint32_t max_tokens,
                                           uint32_t n_blocks);
 

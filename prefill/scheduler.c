@@ -120,7 +120,6 @@ static void emit_stats(bt_prefill_scheduler *s)
     }
     stats->blocks_cached = bt_kv_cache_n_cached(cache);
     stats->blocks_free = bt_kv_cache_n_available(cache) - stats->blocks_cached;
-    stats->cache = *bt_kv_cache_get_stats(cache);
     const bt_prefill_event event = {.kind = BT_PREFILL_EVENT_STATS, .u = {.stats = *stats}};
     emit(s, &event);
 }
@@ -167,6 +166,7 @@ static bool admit_first(bt_prefill_scheduler *s)
     seq->n_cached = n_found * BT_KV_BLOCK_TOKENS;
     seq->started_ns = bt_clock_now_ns();
     s->stats.n_cached_tokens += seq->n_cached;
+    s->stats.n_missed_tokens += seq->use_cache ? seq->n_tokens - seq->n_cached : 0;
     const bt_prefill_event event = {.kind = BT_PREFILL_EVENT_STARTED, .seq = seq};
     emit(s, &event);
     if (n_found > 0) {

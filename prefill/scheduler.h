@@ -49,9 +49,9 @@ typedef struct bt_prefill_stats {
     uint32_t blocks_free;
     uint32_t blocks_cached;
     uint64_t n_prefill_tokens; /* computed */
-    uint64_t n_cached_tokens;  /* found in the prefix cache */
+    uint64_t n_cached_tokens;  /* found in the prefix cache at admission */
+    uint64_t n_missed_tokens;  /* looked for there and not found, at admission */
     uint64_t n_decode_tokens;  /* rows computed for generated tokens: 0 on a prefill worker */
-    bt_kv_cache_stats cache;
 } bt_prefill_stats;
 
 typedef enum bt_prefill_event_kind {

@@ -181,8 +181,7 @@ static void report(bt_prefill_worker *worker, const bt_prefill_stats *stats)
                 .prefill_tokens = stats->n_prefill_tokens,
                 .decode_tokens = stats->n_decode_tokens,
                 .prefix_hit_tokens = stats->n_cached_tokens,
-                .prefix_miss_tokens =
-                    (stats->cache.n_lookups - stats->cache.n_hits) * BT_KV_BLOCK_TOKENS,
+                .prefix_miss_tokens = stats->n_missed_tokens,
                 .bytes_served = kv->bytes_sent,
             },
         .leases_expired = kv->expired,

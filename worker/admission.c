@@ -37,7 +37,8 @@ static bt_status check_peer(const bt_link_run *run, bt_error *err)
     return BT_OK;
 }
 
-/* What this worker must hold at most: the known tokens, and all that may follow where it decodes.
+/* What this worker must hold at most: the known tokens, and where it decodes the next one and all
+ * that may follow.
  * A sequence that outgrows the pool alone would never end. */
 static uint64_t positions_max(const bt_admission *admission, const bt_link_run *run)
 {
@@ -46,7 +47,8 @@ static uint64_t positions_max(const bt_admission *admission, const bt_link_run *
     }
     const uint64_t last = (uint64_t)run->n_prompt + run->sampling->max_tokens;
     const uint64_t most = last < admission->context ? last : admission->context;
-    return most > run->n_tokens ? most : run->n_tokens;
+    const uint64_t next = (uint64_t)run->n_tokens + 1;
+    return most > next ? most : next;
 }
 
 static bt_status check_size(const bt_admission *admission, const bt_link_run *run, bt_error *err)

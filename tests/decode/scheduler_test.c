@@ -265,6 +265,13 @@ static void what_never_fits_is_refused(void **state)
     open_fixture(&f, 8);
     job *too_long = run(&f, BT_DECODE_COMMAND_RUN_WHOLE, 0, 100, 100);
     assert_int_equal(too_long->status, BT_EEXHAUSTED);
+    /* Asks for no token, but admission takes room for one: it would wait for ever. */
+    job *full = run(&f, BT_DECODE_COMMAND_RUN_WHOLE, 0, 128, 0);
+    assert_int_equal(full->status, BT_EEXHAUSTED);
+    job *nearly_full = run(&f, BT_DECODE_COMMAND_RUN_WHOLE, 0, 127, 0);
+    while (step(&f)) {
+    }
+    assert_int_equal(nearly_full->status, BT_OK);
     job *at_limit = run(&f, BT_DECODE_COMMAND_RUN_WHOLE, 0, 100, 28);
     while (step(&f)) {
     }

@@ -205,10 +205,12 @@ static void full_pool_makes_the_next_wait_whole(void **state)
     run_steps(&f);
     assert_int_equal(f.n_started, 1);
     assert_int_equal(f.stats.n_waiting, 1);
-    assert_int_equal(second->n_blocks, 0); /* nothing is held while it waits */
+    assert_int_equal(second->n_blocks, 0);                      /* nothing is held while it waits */
+    assert_int_equal(f.stats.n_missed_tokens, first->n_prompt); /* looking while it waits is none */
     tell(&f, BT_PREFILL_COMMAND_RELEASE, first);
     run_steps(&f);
     assert_int_equal(f.n_started, 2);
+    assert_int_equal(f.stats.n_missed_tokens, 12 * 16 + 10 * 16);
     tell(&f, BT_PREFILL_COMMAND_RELEASE, second);
     close_fixture(&f);
 }
@@ -220,6 +222,12 @@ static void prompts_that_never_fit_are_refused(void **state)
     open_fixture(&f);
     (void)run(&f, 0, (N_BLOCKS + 1) * 16);
     assert_int_equal(f.n_done, 1);
+    assert_int_equal(f.done_status, BT_EEXHAUSTED);
+    /* A retry: most of its tokens were generated before. */
+    bt_sequence *resumed = bt_side_sequence(&f.side, f.prompt, (N_BLOCKS + 1) * 16, 400);
+    resumed->n_prompt = 16;
+    tell(&f, BT_PREFILL_COMMAND_RUN, resumed);
+    assert_int_equal(f.n_done, 2);
     assert_int_equal(f.done_status, BT_EEXHAUSTED);
     close_fixture(&f);
 }

@@ -89,6 +89,11 @@ static void pool_must_hold_the_prompt_and_what_may_follow(void **state)
     assert_int_equal(check(&admission, &run), BT_OK);
     run = run_of(BT_LINK_MODE_WHOLE, 35, &sampling);
     assert_int_equal(check(&admission, &run), BT_EEXHAUSTED);
+    sampling.max_tokens = 0; /* the prompt's scores alone; decode keeps room for a token */
+    run = run_of(BT_LINK_MODE_WHOLE, 63, &sampling);
+    assert_int_equal(check(&admission, &run), BT_OK);
+    run = run_of(BT_LINK_MODE_WHOLE, 64, &sampling);
+    assert_int_equal(check(&admission, &run), BT_EEXHAUSTED);
     sampling.max_tokens = UINT32_MAX; /* then the context is the limit: 7 blocks */
     run = run_of(BT_LINK_MODE_WHOLE, 1, &sampling);
     assert_int_equal(check(&admission, &run), BT_EEXHAUSTED);

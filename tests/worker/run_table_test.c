@@ -66,6 +66,27 @@ static void sequence_is_filled_from_the_request(void **state)
     bt_run_table_destroy(table);
 }
 
+/* A CANCEL that comes after the end makes the engine thread look at a sequence that is being used
+ * again: what it looks at must not be written here. */
+static void state_of_the_scheduler_is_left_alone(void **state)
+{
+    (void)state;
+    bt_run_table *table = table_of(1);
+    const bt_sampling sampling = {.max_tokens = 4};
+    const bt_link_run r = request(1, 0, &sampling);
+    bt_worker_run *run = NULL;
+    assert_int_equal(bt_run_table_open(table, &r, 0, &run), BT_OK);
+    run->seq->state = 7;
+    run->seq->n_cached = 16;
+    bt_run_table_close(table, run);
+    assert_int_equal(bt_run_table_open(table, &r, 0, &run), BT_OK);
+    assert_int_equal(run->seq->state, 7);
+    assert_int_equal(run->seq->n_cached, 0);
+    assert_int_equal(run->seq->context, CONTEXT);
+    bt_run_table_close(table, run);
+    bt_run_table_destroy(table);
+}
+
 static void full_table_says_again_and_recovers(void **state)
 {
     (void)state;
@@ -143,6 +164,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sequence_is_filled_from_the_request),
+        cmocka_unit_test(state_of_the_scheduler_is_left_alone),
         cmocka_unit_test(full_table_says_again_and_recovers),
         cmocka_unit_test(attempts_are_different_runs_and_found_by_both),
         cmocka_unit_test(earliest_deadline_of_runs_that_go_on_counts),
