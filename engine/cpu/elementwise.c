@@ -74,7 +74,7 @@ void BT_K(silu_mul)(const float *x, uint32_t row_first, uint32_t row_end, uint32
     }
 }
 
-static void rotate(float *head, const float *rope, uint32_t n_rope)
+static void rotate(float *restrict head, const float *restrict rope, uint32_t n_rope)
 {
     for (uint32_t i = 0; i < n_rope; i += 2) {
         const float c = rope[i];
@@ -86,7 +86,8 @@ static void rotate(float *head, const float *rope, uint32_t n_rope)
     }
 }
 
-static void store_k_bf16(uint16_t *run, uint32_t slot, uint32_t head_dim, const float *k)
+static void store_k_bf16(uint16_t *restrict run, uint32_t slot, uint32_t head_dim,
+                         const float *restrict k)
 {
     for (uint32_t c = 0; c < head_dim; c += 2) {
         const uint32_t at = bt_kv_k_element(slot, c);
@@ -95,7 +96,8 @@ static void store_k_bf16(uint16_t *run, uint32_t slot, uint32_t head_dim, const 
     }
 }
 
-static void store_k_f32(float *run, uint32_t slot, uint32_t head_dim, const float *k)
+static void store_k_f32(float *restrict run, uint32_t slot, uint32_t head_dim,
+                        const float *restrict k)
 {
     for (uint32_t c = 0; c < head_dim; c += 2) {
         const uint32_t at = bt_kv_k_element(slot, c);
@@ -104,14 +106,16 @@ static void store_k_f32(float *run, uint32_t slot, uint32_t head_dim, const floa
     }
 }
 
-static void store_v_bf16(uint16_t *run, uint32_t slot, uint32_t head_dim, const float *v)
+static void store_v_bf16(uint16_t *restrict run, uint32_t slot, uint32_t head_dim,
+                         const float *restrict v)
 {
     for (uint32_t c = 0; c < head_dim; c++) {
         run[bt_kv_v_element(head_dim, slot, c)] = bt_bf16_round(v[c]);
     }
 }
 
-static void store_v_f32(float *run, uint32_t slot, uint32_t head_dim, const float *v)
+static void store_v_f32(float *restrict run, uint32_t slot, uint32_t head_dim,
+                        const float *restrict v)
 {
     for (uint32_t c = 0; c < head_dim; c++) {
         run[bt_kv_v_element(head_dim, slot, c)] = v[c];

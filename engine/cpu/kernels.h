@@ -98,6 +98,7 @@ typedef struct bt_cpu_kernels {
 const bt_cpu_kernels *bt_cpu_kernels_portable(void);
 const bt_cpu_kernels *bt_cpu_kernels_avx2(void);
 const bt_cpu_kernels *bt_cpu_kernels_avx512(void);
+const bt_cpu_kernels *bt_cpu_kernels_avx512bf16(void);
 const bt_cpu_kernels *bt_cpu_kernels_amx(void);
 
 #endif /* BT_ENGINE_CPU_KERNELS_H */

@@ -11,7 +11,8 @@
  *         for panels of a tile  weights: from memory for the first row tile, then L2
  *           for k               accumulators: registers
  *
- * Weights are widened from bf16 in registers: a shift for the even input, a mask for the odd.
+ * Weights are widened from bf16 in registers: a shift for the even input, a mask for the odd. Where
+ * the CPU has dot products of bf16 pairs, rows are rounded to bf16 and packed as pairs instead.
  */
 #include "engine/cpu/isa.h"
 #include "engine/cpu/tile.h"
@@ -22,9 +23,18 @@ enum {
     PREFETCH_BYTES = 1024, /* ahead in each panel's stream */
 };
 
+/* A packed input: f32, or with bf16 dot products a pair of bf16. */
+#ifdef BT_VEC_DOT_BF16
+typedef uint32_t packed_input; /* [k_pairs][tile rows] */
+enum { INPUTS_PACKED = 2 };
+#else
+typedef float packed_input; /* [2 k_pairs][tile rows] */
+enum { INPUTS_PACKED = 1 };
+#endif
+
 /* One row tile times n_panels panels of the group. */
 typedef struct tile_args {
-    const float *x; /* [2 k_pairs][tile rows] */
+    const packed_input *x;
     const uint16_t *w;
     float *y;
     size_t panel_elements;
@@ -44,6 +54,51 @@ BT_INLINE void tile_store(bt_v16 acc, float *y, uint32_t n_cols, bool add)
     }
 }
 
+/* One pair of inputs for all rows and panels. */
+BT_INLINE void tile_pair(const uint32_t rows, const uint32_t panels, const packed_input *x,
+                         const uint16_t *w, size_t panel_elements, bt_v16 acc[12][8])
+{
+#ifdef BT_VEC_DOT_BF16
+    bt_v16 weights[8];
+#pragma GCC unroll 8
+    for (uint32_t p = 0; p < panels; p++) {
+        weights[p] = bt_v16_load((const float *)(const void *)(w + p * panel_elements));
+        bt_prefetch((const char *)(w + p * panel_elements) + PREFETCH_BYTES);
+    }
+#pragma GCC unroll 12
+    for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (uint32_t p = 0; p < panels; p++) {
+            acc[r][p] = bt_v16_dot_bf16(acc[r][p], x[r], weights[p]);
+        }
+    }
+#else
+    bt_v16 even[8];
+    bt_v16 odd[8];
+#pragma GCC unroll 8
+    for (uint32_t p = 0; p < panels; p++) {
+        bt_v16_load_bf16_pairs(w + p * panel_elements, &even[p], &odd[p]);
+        bt_prefetch((const char *)(w + p * panel_elements) + PREFETCH_BYTES);
+    }
+#pragma GCC unroll 12
+    for (uint32_t r = 0; r < rows; r++) {
+        const bt_v16 b = bt_v16_set1(x[r]);
+#pragma GCC unroll 8
+        for (uint32_t p = 0; p < panels; p++) {
+            acc[r][p] = bt_v16_fma(b, even[p], acc[r][p]);
+        }
+    }
+#pragma GCC unroll 12
+    for (uint32_t r = 0; r < rows; r++) {
+        const bt_v16 b = bt_v16_set1(x[rows + r]);
+#pragma GCC unroll 8
+        for (uint32_t p = 0; p < panels; p++) {
+            acc[r][p] = bt_v16_fma(b, odd[p], acc[r][p]);
+        }
+    }
+#endif
+}
+
 /* rows, panels: constants after inlining, so that acc lives in registers. */
 BT_INLINE void tile_run(const uint32_t rows, const uint32_t panels, const tile_args *a)
 {
@@ -55,34 +110,12 @@ BT_INLINE void tile_run(const uint32_t rows, const uint32_t panels, const tile_a
             acc[r][p] = bt_v16_zero();
         }
     }
-    const float *x = a->x;
+    const packed_input *x = a->x;
     const uint16_t *w = a->w;
     const size_t panel_elements = a->panel_elements;
     for (uint32_t i = a->k_pairs; i > 0; i--) {
-        bt_v16 even[8];
-        bt_v16 odd[8];
-#pragma GCC unroll 8
-        for (uint32_t p = 0; p < panels; p++) {
-            bt_v16_load_bf16_pairs(w + p * panel_elements, &even[p], &odd[p]);
-            bt_prefetch((const char *)(w + p * panel_elements) + PREFETCH_BYTES);
-        }
-#pragma GCC unroll 12
-        for (uint32_t r = 0; r < rows; r++) {
-            const bt_v16 b = bt_v16_set1(x[r]);
-#pragma GCC unroll 8
-            for (uint32_t p = 0; p < panels; p++) {
-                acc[r][p] = bt_v16_fma(b, even[p], acc[r][p]);
-            }
-        }
-#pragma GCC unroll 12
-        for (uint32_t r = 0; r < rows; r++) {
-            const bt_v16 b = bt_v16_set1(x[rows + r]);
-#pragma GCC unroll 8
-            for (uint32_t p = 0; p < panels; p++) {
-                acc[r][p] = bt_v16_fma(b, odd[p], acc[r][p]);
-            }
-        }
-        x += 2 * rows;
+        tile_pair(rows, panels, x, w, panel_elements, acc);
+        x += 2 / INPUTS_PACKED * rows;
         w += 32;
     }
 #pragma GCC unroll 12
@@ -131,12 +164,31 @@ static const tile_shape *shape_for(uint32_t n_rows)
     return &tile_shapes[i];
 }
 
-/* Rows first .. first + n - 1 of x to [k_padded][rows]; zero past k and past n. */
+/* n rows of x to [k_padded / INPUTS_PACKED][rows]; zero past k and past n. */
+#ifdef BT_VEC_DOT_BF16
 static void pack_tile(const float *x, uint32_t k, uint32_t k_padded, uint32_t n, uint32_t rows,
-                      float *packed)
+                      packed_input *packed)
 {
     for (uint32_t r = 0; r < rows; r++) {
-        float *to = packed + r;
+        packed_input *to = packed + r;
+        const float *from = x + (size_t)r * k;
+        for (uint32_t i = 0; i < k_padded; i += 32, to += (size_t)16 * rows) {
+            uint32_t pairs[16];
+            const uint32_t left = r < n && i < k ? k - i : 0;
+            bt_v16_round_pairs(pairs, from + (left > 0 ? i : 0), left);
+            const uint32_t n_pairs = k_padded - i < 32 ? (k_padded - i) / 2 : 16;
+            for (uint32_t j = 0; j < n_pairs; j++) {
+                to[(size_t)j * rows] = pairs[j];
+            }
+        }
+    }
+}
+#else
+static void pack_tile(const float *x, uint32_t k, uint32_t k_padded, uint32_t n, uint32_t rows,
+                      packed_input *packed)
+{
+    for (uint32_t r = 0; r < rows; r++) {
+        packed_input *to = packed + r;
         const float *from = x + (size_t)r * k;
         const uint32_t n_k = r < n ? k : 0;
         for (uint32_t i = 0; i < n_k; i++) {
@@ -147,12 +199,13 @@ static void pack_tile(const float *x, uint32_t k, uint32_t k_padded, uint32_t n,
         }
     }
 }
+#endif
 
 /* Rows of a block: whole tiles, as many as fit, at least one. */
 static uint32_t block_rows(uint32_t k_padded)
 {
     const uint32_t tiles =
-        (uint32_t)(PACKED_BYTES / ((size_t)k_padded * BT_TILE_ROWS * sizeof(float)));
+        (uint32_t)(PACKED_BYTES / ((size_t)k_padded / INPUTS_PACKED * BT_TILE_ROWS * sizeof(packed_input)));
     return (tiles > 0 ? tiles : 1) * BT_TILE_ROWS;
 }
 
@@ -162,12 +215,12 @@ static void run_group(const bt_matmul_part *part, uint32_t row, uint32_t n_rows,
 {
     const bt_matrix *m = part->matrix;
     const size_t k_padded = 2 * (size_t)m->k_pairs;
-    const float *packed = part->scratch;
+    const packed_input *packed = part->scratch;
     for (uint32_t r = 0; r < n_rows; r += BT_TILE_ROWS) {
         const uint32_t n = n_rows - r < BT_TILE_ROWS ? n_rows - r : BT_TILE_ROWS;
         const tile_shape *shape = shape_for(n);
         tile_args a = {
-            .x = packed + r * k_padded,
+            .x = packed + r * k_padded / INPUTS_PACKED,
             .panel_elements = k_padded * 16,
             .y_stride = part->y_stride,
             .k_pairs = m->k_pairs,
@@ -198,13 +251,13 @@ void BT_K(matmul)(const bt_matmul_part *part)
     const bt_matrix *m = part->matrix;
     const uint32_t k_padded = 2 * m->k_pairs;
     const uint32_t rows_max = block_rows(k_padded);
-    float *packed = part->scratch;
+    packed_input *packed = part->scratch;
     for (uint32_t row = 0; row < part->n_rows; row += rows_max) {
         const uint32_t n_rows = part->n_rows - row < rows_max ? part->n_rows - row : rows_max;
         for (uint32_t r = 0; r < n_rows; r += BT_TILE_ROWS) {
             const uint32_t n = n_rows - r < BT_TILE_ROWS ? n_rows - r : BT_TILE_ROWS;
             pack_tile(part->x + (size_t)(row + r) * m->k, m->k, k_padded, n, tile_rows_for(n),
-                      packed + (size_t)r * k_padded);
+                      packed + (size_t)r * k_padded / INPUTS_PACKED);
         }
         for (uint32_t p = part->panel_first; p < part->panel_end; p += GROUP_PANELS) {
             const uint32_t end =

@@ -8,6 +8,10 @@ static const bt_cpu_kernels table = {
     .numerics = "bf16-amx-1",
     .k_pairs_step = 16, /* a tile */
     .n_queries = 16,
+#elif defined(BT_VEC_DOT_BF16)
+    .numerics = "bf16-dot-1",
+    .k_pairs_step = 1,
+    .n_queries = BT_TILE_ROWS,
 #elif defined(BT_VEC_PORTABLE)
     .numerics = "muladd-1",
     .k_pairs_step = 1,

@@ -23,6 +23,8 @@
 #define BT_VEC_AVX512 1
 #if defined(__AMX_BF16__)
 #define BT_VEC_AMX 1 /* and tiles (amx.h) */
+#elif defined(__AVX512BF16__)
+#define BT_VEC_DOT_BF16 1 /* matrix products by dot products of bf16 pairs */
 #endif
 #elif defined(__AVX2__) && defined(__FMA__)
 #define BT_VEC_AVX2 1
@@ -43,7 +45,8 @@ typedef __m512 bt_v16;
 
 BT_INLINE __mmask16 v16_first(uint32_t n)
 {
-    return n >= 16 ? (__mmask16)0xffff : (__mmask16)((1U << n) - 1);
+    const uint32_t mask = n >= 16 ? 0xffffU : (1U << n) - 1U;
+    return (__mmask16)mask;
 }
 
 BT_INLINE bt_v16 bt_v16_zero(void)
@@ -182,6 +185,23 @@ BT_INLINE float bt_v16_hmax(bt_v16 v)
     const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
+
+#ifdef BT_VEC_DOT_BF16
+/* acc + a pair of bf16 (broadcast) . pairs of bf16, as VDPBF16PS rounds: denormals count as
+ * zero. */
+BT_INLINE bt_v16 bt_v16_dot_bf16(bt_v16 acc, uint32_t pair, bt_v16 pairs)
+{
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32((int)pair), (__m512bh)pairs);
+}
+
+/* The first n of 32 f32 to 16 pairs of bf16, to nearest; zero past n. */
+BT_INLINE void bt_v16_round_pairs(uint32_t *to, const float *p, uint32_t n)
+{
+    const __m512 a = bt_v16_load_n(p, n);
+    const __m512 b = n > 16 ? bt_v16_load_n(p + 16, n - 16) : _mm512_setzero_ps();
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+}
+#endif
 
 BT_INLINE void bt_prefetch(const void *p)
 {
