@@ -236,7 +236,7 @@ void bt_router_report_end(bt_router_request *request)
         " ttft_ms=%.1f tpot_ms=%.2f total_ms=%.1f prefill_worker=%s decode_worker=%s"
         " attempts=%" PRIu32 " blocks_moved=%" PRIu32 " bytes_moved=%" PRIu64
         " preemptions=%" PRIu32 "%s%s%s",
-        request->label, end_names[end],
+        request->label, request->id.hi, request->id.lo, end_names[end],
         bt_router_models_at(request->router->models, request->model_idx)->name, s->prompt_tokens,
         s->cached_tokens, s->generated_tokens, s->queue_ms, s->prefill_ms, s->transfer_ms,
         s->ttft_ms, s->tpot_ms, s->total_ms, s->prefill_worker[0] != '\0' ? s->prefill_worker : "-",
