@@ -486,17 +486,17 @@ static bt_status map_file(const char *path, bt_gguf *gguf, bt_error *err)
     if (fd < 0) {
         return bt_error_set(err, BT_EIO, "cannot open: %s", strerror(errno));
     }
-    struct stat info;
+    struct stat attributes;
     bt_status status = BT_OK;
     void *mapped = MAP_FAILED;
-    if (fstat(fd, &info) != 0) {
+    if (fstat(fd, &attributes) != 0) {
         status = bt_error_set(err, BT_EIO, "cannot read its size: %s", strerror(errno));
-    } else if (!S_ISREG(info.st_mode)) {
+    } else if (!S_ISREG(attributes.st_mode)) {
         status = bt_error_set(err, BT_EIO, "not a regular file");
-    } else if (info.st_size == 0) {
+    } else if (attributes.st_size == 0) {
         status = bt_error_set(err, BT_ECORRUPT, "the file is empty");
     } else {
-        mapped = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fd, 0);
+        mapped = mmap(NULL, (size_t)attributes.st_size, PROT_READ, MAP_SHARED, fd, 0);
         if (mapped == MAP_FAILED) {
             status = bt_error_set(err, BT_EIO, "cannot map: %s", strerror(errno));
         }
@@ -504,7 +504,7 @@ static bt_status map_file(const char *path, bt_gguf *gguf, bt_error *err)
     close(fd);
     if (status == BT_OK) {
         gguf->file = mapped;
-        gguf->file_bytes = (size_t)info.st_size;
+        gguf->file_bytes = (size_t)attributes.st_size;
     }
     return status;
 }
