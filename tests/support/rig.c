@@ -306,14 +306,16 @@ static bt_worker_options worker_options(const bt_rig *rig, const bt_rig_options 
         .kv_rate_limit_bytes_s = o->kv_rate_limit_bytes_s,
         .load_ms = 20,
         .metrics = o->metrics,
+        .kv_trace = o->kv_trace,
+        .kv_trace_ctx = o->kv_trace_ctx,
     };
 }
 
-static bt_model *load_model(const bt_rig *rig, const bt_worker_options *worker)
+static bt_model *load_model(const bt_rig *rig, const bt_worker_options *worker, const char *kernels)
 {
     bt_model_options options = {
         .path = rig->model_path,
-        .kernels = "reference",
+        .kernels = kernels != NULL ? kernels : "reference",
         .kv_format = BT_KV_FORMAT_BF16,
         .n_threads = 1,
     };
@@ -335,7 +337,7 @@ static void start_worker(bt_rig *rig, const bt_rig_options *o, bt_rig_worker whi
     const char *routers[] = {address};
     options.routers = routers;
     half *h = &rig->halves[which];
-    h->model = load_model(rig, &options);
+    h->model = load_model(rig, &options, o->kernels);
     options.model = h->model;
     bt_error err = {{0}};
     bt_status status;

@@ -43,7 +43,10 @@ typedef struct bt_rig_options {
     uint32_t lease_ms;         /* 0: 2,000 */
     uint64_t kv_rate_limit_bytes_s;
     bool no_prefix_cache;
-    bt_metrics *metrics; /* of both workers */
+    bt_metrics *metrics;     /* of both workers */
+    const char *kernels;     /* NULL: reference */
+    bt_kv_trace_fn kv_trace; /* of source and sink; NULL: none */
+    void *kv_trace_ctx;
 } bt_rig_options;
 
 /* One request and what the router has heard of it. */
