@@ -13,10 +13,10 @@
  * failed() then posts PULL_DROPPED, and DONE ends the run. A PULL that crosses PULL_DROPPED in
  * the queues is left alone. Once it runs, CANCEL stops it.
  *
- * A request that ended with its first token (`ends`) drops its pull and is done here; its tokens
- * and its finish reason are the prefill worker's to tell. Otherwise the first token goes to
- * the router from here too: should the prefill worker die between telling us and telling the
- * router, nothing is missing. The router drops duplicates.
+ * The first token goes to the router from here too: should the prefill worker die between telling
+ * us and telling the router, nothing is missing. The router drops duplicates. A request that ended
+ * with it (`ends`) drops its pull and is done here; whichever worker is first to tell its end, the
+ * reason is the same.
  *
  * A whole run is RUN_WHOLE, TOKEN*, DONE; CANCEL stops it at any time.
  */
@@ -159,7 +159,7 @@ static void on_pulled(const bt_kv_done *done, void *ctx)
     bt_worker_run *run = end_transfer(worker, done->transfer);
     take_stats(run, done->stats);
     run->ends = done->ends;
-    if (run->stopping || done->ends) {
+    if (run->stopping) {
         drop(worker, run);
         return;
     }
@@ -174,6 +174,11 @@ static void on_pulled(const bt_kv_done *done, void *ctx)
     }
     run->computed_ns = bt_clock_now_ns();
     bt_worker_run_token(worker->base, run, first.index, false, &first.result);
+    if (done->ends) {
+        run->last_token = first.result.token;
+        drop(worker, run);
+        return;
+    }
     post_pulled(worker, run, first.result.token);
 }
 
@@ -233,6 +238,10 @@ static void on_done(bt_decode_worker *worker, bt_worker_run *run, const bt_decod
         return; /* on_stop() saw to the rest */
     }
     run->reason = event->finish;
+    if (run->ends && !run->stopping) { /* the pull was dropped: its one token is added here */
+        const bt_model_params *p = bt_worker_params(worker->base);
+        run->reason = bt_sequence_append(run->seq, run->last_token, p->eos, p->n_eos);
+    }
     bt_worker_finish_run(worker->base, run);
 }
 

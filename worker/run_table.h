@@ -43,6 +43,7 @@ typedef struct bt_worker_run {
     bt_status status;
     bt_error error;
     bt_finish_reason reason;
+    int32_t last_token;        /* decode, with ends: the one that ended it */
     uint32_t generated_before; /* of n_tokens: n_tokens - n_prompt */
     int64_t computed_ns;       /* prefill: first token; decode: transfer done. 0: not yet */
     int64_t started_ns;        /* STARTED or PULL came; 0: not yet */

@@ -195,8 +195,31 @@ static void request_that_ends_with_its_first_token_drops_the_pull(void **state)
     assert_int_equal(r.end[BT_RIG_PREFILL].status, BT_OK);
     assert_int_equal(r.end[BT_RIG_PREFILL].reason, BT_FINISH_LENGTH);
     assert_int_equal(r.end[BT_RIG_DECODE].status, BT_OK);
+    assert_int_equal(r.end[BT_RIG_DECODE].reason, BT_FINISH_LENGTH);
     assert_int_equal(r.n_tokens, 1);
     assert_int_equal(r.tokens[0], oracle[10].tokens[0]);
+    bt_rig_destroy(rig);
+}
+
+/* Either worker may be the first to tell a router of the end. */
+static void both_workers_tell_the_same_end_of_a_first_token_that_stops(void **state)
+{
+    (void)state;
+    static bt_rig_request r;
+    bt_rig *rig = bt_rig_create(&(bt_rig_options){0});
+    describe(rig, &r, 10);
+    r.sampling.n_stop_tokens = 1;
+    r.sampling.stop_tokens[0] = oracle[10].tokens[0];
+    bt_rig_send_split(rig, &r);
+    bt_rig_wait_split(rig, &r);
+    assert_int_equal(r.n_tokens, 1);
+    for (int at = 0; at < BT_RIG_WORKERS; at++) {
+        assert_int_equal(r.end[at].status, BT_OK);
+        assert_int_equal(r.end[at].reason, BT_FINISH_STOP);
+        assert_int_equal(r.end[at].generated_tokens, 1);
+        assert_true(r.end[at].has_stop_token);
+        assert_int_equal(r.end[at].stop_token, oracle[10].tokens[0]);
+    }
     bt_rig_destroy(rig);
 }
 
@@ -322,6 +345,7 @@ int main(void)
         cmocka_unit_test(decode_pool_that_is_full_is_a_queue),
         cmocka_unit_test(retry_with_tokens_made_so_far_goes_on_the_same),
         cmocka_unit_test(request_that_ends_with_its_first_token_drops_the_pull),
+        cmocka_unit_test(both_workers_tell_the_same_end_of_a_first_token_that_stops),
         cmocka_unit_test(cancel_at_any_stage_brings_all_blocks_home),
         cmocka_unit_test(cancel_of_one_half_ends_the_other),
         cmocka_unit_test(deadline_in_mid_transfer_ends_both),
