@@ -267,7 +267,7 @@ static void expire_transfer(bt_kv_source *source, bt_source_transfer *t, int64_t
     if (open && t->deadline_ns != 0 && now >= t->deadline_ns) {
         stop_transfer(source, t, BT_KV_OUTCOME_EXPIRED, BT_EDEADLINE, "the deadline has passed");
     } else if (t->state == BT_SOURCE_OFFERED && now >= t->lease_until_ns) {
-        stop_transfer(source, t, BT_KV_OUTCOME_EXPIRED, BT_EDEADLINE,
+        stop_transfer(source, t, BT_KV_OUTCOME_EXPIRED, BT_EPEER,
                       "nobody has linked before the lease was over");
     } else if (t->state == BT_SOURCE_STOPPING && now >= t->grace_until_ns) {
         bt_source_peer_lose(t->peer, "the peer did not stop reading");
@@ -292,7 +292,7 @@ static void expire_peer(bt_kv_source *source, bt_source_peer *peer, int64_t now)
     }
     for (size_t i = 0; i < source->n_open; i++) {
         if (source->open[i]->peer == peer) {
-            stop_transfer(source, source->open[i], BT_KV_OUTCOME_EXPIRED, BT_EDEADLINE,
+            stop_transfer(source, source->open[i], BT_KV_OUTCOME_EXPIRED, BT_EPEER,
                           "the lease is over: its sink has gone silent");
         }
     }
