@@ -252,13 +252,8 @@ static bt_status start_router(router_process *r, bt_error *err)
     options.attempts_max = (uint32_t)o->attempts_max;
     options.prefix_blocks_max = (uint32_t)o->prefix_blocks_max;
     options.worker_timeout_ms = (uint64_t)(o->worker_timeout_ns / MS);
-    const bt_status status = bt_router_create(r->process.loop, r->process.rpc, r->process.metrics,
-                                              &options, &r->router, err);
-    if (status == BT_OK) {
-        bt_log(BT_INFO, "router started: client_port=%d attach_port=%d",
-               bt_router_client_port(r->router), bt_router_attach_port(r->router));
-    }
-    return status;
+    return bt_router_create(r->process.loop, r->process.rpc, r->process.metrics, &options,
+                            &r->router, err);
 }
 
 static const char *health(void *ctx, bool *ready)
