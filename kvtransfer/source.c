@@ -28,6 +28,7 @@
 #include "common/clock.h"
 #include "common/crc32c.h"
 #include "common/log.h"
+#include "common/socket.h"
 #include "kvtransfer/source_int.h"
 
 enum {
@@ -426,13 +427,34 @@ static bt_status listen_on(bt_kv_source *source, const bt_transport_ops *ops, bt
     return status;
 }
 
+/* A name becomes the number that it stands for now: sinks connect from their loop threads, which
+ * must not wait for a name server. */
+static bt_status number_host(char address[BT_KV_ADDRESS_BYTES], bt_error *err)
+{
+    bt_socket_address resolved;
+    char text[BT_SOCKET_TEXT_BYTES];
+    if (strchr(":[*", address[0])) { /* none, any, or a number in brackets */
+        return BT_OK;
+    }
+    const bt_status status = bt_socket_resolve(address, false, &resolved, err);
+    if (status != BT_OK) {
+        bt_error_prefix(err, "cannot advertise '%s' to decode workers", address);
+        return status;
+    }
+    bt_socket_address_text(&resolved, text);
+    const size_t len = strlen(text);
+    BT_ASSERT(len < BT_KV_ADDRESS_BYTES); /* a number and a port */
+    memcpy(address, text, len + 1);
+    return BT_OK;
+}
+
 /* Puts the advertised host in front of the port that we got. */
 static bt_status advertise(bt_kv_source *source, bt_error *err)
 {
     const char *host = source->options.advertise_host;
     const char *colon = strrchr(source->self.tcp, ':');
     if (!host || host[0] == '\0' || !colon) {
-        return BT_OK;
+        return number_host(source->self.tcp, err);
     }
     char tcp[BT_KV_ADDRESS_BYTES];
     const bool is_ipv6 = strchr(host, ':') && host[0] != '[';
@@ -442,7 +464,7 @@ static bt_status advertise(bt_kv_source *source, bt_error *err)
         return bt_error_set(err, BT_EINVAL, "advertised host '%.60s' is too long", host);
     }
     memcpy(source->self.tcp, tcp, sizeof tcp);
-    return BT_OK;
+    return number_host(source->self.tcp, err);
 }
 
 static bt_status copy_address(char out[BT_KV_ADDRESS_BYTES], const char *address, bt_error *err)

@@ -50,7 +50,8 @@ typedef struct bt_kv_source_options {
                                    borrowed; -1: no shm */
     const char *tcp_address;    /* listen here, port 0 picks one; NULL or "": no tcp */
     const char *shm_address;    /* unix socket path or "@name"; NULL or "": no shm */
-    const char *advertise_host; /* host in bt_kv_peer.tcp; NULL: the one of tcp_address */
+    const char *advertise_host; /* host in bt_kv_peer.tcp; NULL: the one of tcp_address. A name is
+                                   resolved in create, once */
     bt_kv_loopback *loopback;   /* NULL: none */
     uint32_t max_transfers;     /* offered at once; as many pulls may wait for their offer */
     uint32_t max_transfer_blocks;

@@ -277,6 +277,31 @@ static void a_queued_pull_keeps_the_lease_alive(void **state)
     assert_true(kv_rig_run_released(rig, 1));
 }
 
+static void expect_advertised(kv_rig *rig, const char *address, const char *host)
+{
+    const bt_kv_source_callbacks callbacks = {.ctx = rig};
+    bt_kv_source_options options = rig->source_options;
+    options.tcp_address = address;
+    options.advertise_host = host;
+    options.shm_address = NULL;
+    options.loopback = NULL;
+    bt_kv_source *source = NULL;
+    bt_kv_peer peer;
+    assert_int_equal(bt_kv_source_create(rig->loop, &options, &callbacks, &source, NULL), BT_OK);
+    bt_kv_source_peer(source, &peer);
+    assert_int_equal(strncmp(peer.tcp, "127.0.0.1:", 10), 0);
+    bt_kv_source_destroy(source);
+}
+
+/* A sink connects from its loop thread, which must not wait for a name server. */
+static void names_are_advertised_as_numbers(void **state)
+{
+    kv_rig *rig = rig_of(state);
+    expect_advertised(rig, "localhost:0", NULL);
+    expect_advertised(rig, "0.0.0.0:0", "localhost");
+    expect_advertised(rig, "0.0.0.0:0", "127.0.0.1");
+}
+
 static void deadlines_strike_on_each_side_alone(void **state)
 {
     kv_rig *rig = rig_of(state);
@@ -448,6 +473,8 @@ int main(void)
         ON_ALL(a_part_that_stays_wrong_fails_the_transfer),
         ON_ALL(a_part_that_was_wrong_once_is_asked_for_again),
         ON_ALL(an_offer_that_nobody_links_expires),
+        {"names_are_advertised_as_numbers", names_are_advertised_as_numbers, set_up_tcp, tear_down,
+         NULL},
         ON_ALL(a_queued_pull_keeps_the_lease_alive),
         ON_ALL(deadlines_strike_on_each_side_alone),
         ON_ALL(a_source_that_goes_down_fails_its_pulls_at_once),
