@@ -635,9 +635,10 @@ static void finish_prefill(bt_router_request *request, const bt_link_finished *f
                                                                                : finished->reason);
         return;
     }
-    BT_ASSERT(d->open || request->decode_done);
     if (request->decode_done) {
         finish_decode(request); /* what is missing now never comes */
+    } else if (!d->open) { /* D said that the first token was the last one */
+        leg_failed(request, BT_ROUTER_LEG_P, BT_EPROTOCOL, "it finished without a reason", false);
     }
 }
 
@@ -670,6 +671,9 @@ void bt_router_on_finished(bt_router *router, bt_router_worker *worker,
     if (leg_idx == BT_ROUTER_LEG_P) {
         finish_prefill(request, finished);
         return;
+    }
+    if (finished->reason == BT_FINISH_NONE && request->legs[BT_ROUTER_LEG_P].open) {
+        return; /* the first token was the last: why is P's to tell, which may come later */
     }
     if (finished->reason == BT_FINISH_NONE) {
         leg_failed(request, leg_idx, BT_EPROTOCOL, "it finished without a reason", false);

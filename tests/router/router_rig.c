@@ -315,6 +315,11 @@ static void on_run(const bt_link_run *in, void *ctx)
         bt_link_worker_flush(w->link);
         return;
     }
+    if (w->drops) {
+        finish(w, run, BT_OK, BT_FINISH_NONE);
+        bt_link_worker_flush(w->link);
+        return;
+    }
     if (run->echo) {
         echo_prompt(w, run);
     }

@@ -61,6 +61,7 @@ typedef struct rig_worker {
     const char *fail_text;
     bool repeat;            /* every event twice */
     bool slow_first;        /* P: keeps token 0 until the test says so */
+    bool drops;             /* D: ends at once, as when P's first token was the last one */
     bool wrong_duplicates;  /* D sends a wrong token 0 after the right one */
     uint32_t n_top;         /* entries of top logprobs */
     uint32_t cached_tokens; /* as reported */

@@ -155,6 +155,25 @@ static void a_first_token_that_ends_the_text_cancels_decode(void **state)
     rig_wait_cancels(&r->workers[1], 1);
 }
 
+/* D learns over the KV plane that the first token was the last, and may say so before P does. */
+static void a_first_token_that_ends_the_text_may_end_decode_first(void **state)
+{
+    rig *r = start_split(state);
+    r->reply = "";
+    rig_worker *p = &r->workers[0];
+    rig_worker *d = &r->workers[1];
+    p->hold = true;
+    d->drops = true;
+    rig_client *c = rig_generate_text(r, "x");
+    rig_wait_runs(p, 1);
+    rig_wait_runs(d, 1);
+    rig_idle(r);
+    assert_false(c->done);
+    rig_resume(p, 0);
+    rig_expect_ok(c, "");
+    assert_int_equal(c->last->finish->reason, BATON__V1__FINISH_REASON__FINISH_REASON_STOP);
+}
+
 static void a_given_seed_is_used_and_a_missing_one_drawn(void **state)
 {
     rig *r = start_split(state);
@@ -444,6 +463,7 @@ static const struct CMUnitTest tests[] = {
     RIG_TEST(max_tokens_end_a_reply_by_length),
     RIG_TEST(a_single_token_needs_no_decode_worker),
     RIG_TEST(a_first_token_that_ends_the_text_cancels_decode),
+    RIG_TEST(a_first_token_that_ends_the_text_may_end_decode_first),
     RIG_TEST(a_given_seed_is_used_and_a_missing_one_drawn),
     RIG_TEST(a_request_id_is_echoed_or_made),
     RIG_TEST(a_stop_string_ends_the_reply_on_every_worker),
