@@ -100,10 +100,10 @@ class Members:
             if ended and not found:
                 raise AssertionError(f"{name} ended with {self.processes[name].returncode}:\n{self.log(name)}")
             return found
-        return wait_for(f"'{pattern}' in the log of {name}", look)
+        return wait_for(f"'{pattern}' in the log of {name}", look, 30)
 
     def admin(self, name):
-        return "http://127.0.0.1:" + self.wait_log(name, r"admin_port=(\d+)").group(1)
+        return "http://127.0.0.1:" + self.wait_log(name, r"admin address served: port=(\d+)").group(1)
 
     def status(self):
         return self.stub.GetClusterStatus(pb.GetClusterStatusRequest(), timeout=TIMEOUT_S, wait_for_ready=True)

@@ -112,6 +112,7 @@ class SameTokensTest(unittest.TestCase):
                     self.assertGreater(d.recomputed_tokens, 0)
                 if "tcp" in decode:
                     self.assertEqual({finish.route.transport for finish in finishes} - {""}, {"tcp"})
+                    self.assertEqual(p.bytes_served, d.bytes_pulled)
 
     def all_ways(self, model, block_bytes):
         requests = draw_requests(100, 256, 300, 40, 20261129)
