@@ -108,15 +108,19 @@ static bool is_pulling(const bt_sequence *seq)
     return seq->state == STATE_PULLING || seq->state == STATE_PULLING_CANCELLED;
 }
 
-static void take_pulled(bt_decode_scheduler *s, bt_sequence *seq, int32_t token)
+static void take_pulled(bt_decode_scheduler *s, const bt_decode_command *command)
 {
+    bt_sequence *seq = command->seq;
     BT_ASSERT(is_pulling(seq));
     bt_sequence_list_remove(&s->pulling, seq);
+    /* An identity names the numerics of its block: these stay without one, and so does all that is
+     * computed from them. */
+    seq->use_cache = seq->use_cache && !command->mixed_numerics;
     bt_sequence_computed(seq, s->options.cache, seq->n_tokens);
     const bt_model_params *p = s->options.params;
     if (seq->state == STATE_PULLING_CANCELLED) {
         finish(s, seq, BT_ECANCELLED);
-    } else if (bt_sequence_append(seq, token, p->eos, p->n_eos) != BT_FINISH_NONE) {
+    } else if (bt_sequence_append(seq, command->token, p->eos, p->n_eos) != BT_FINISH_NONE) {
         finish(s, seq, BT_OK);
     } else {
         insert_running(s, seq);
@@ -178,7 +182,7 @@ static void take_command(void *ctx, const void *command)
         run(s, c->seq, STATE_WAITING_PULL);
         break;
     case BT_DECODE_COMMAND_PULLED:
-        take_pulled(s, c->seq, c->token);
+        take_pulled(s, c);
         break;
     case BT_DECODE_COMMAND_PULL_DROPPED:
         drop_pull(s, c->seq, c->status);

@@ -42,7 +42,8 @@ typedef struct bt_decode_command {
     bt_decode_command_kind kind;
     bt_status status;
     bt_sequence *seq;
-    int32_t token; /* PULLED */
+    int32_t token;       /* PULLED */
+    bool mixed_numerics; /* PULLED: the blocks were computed by another numerics id */
 } bt_decode_command;
 
 /* Running totals and levels. */

@@ -121,13 +121,18 @@ static void drop(bt_decode_worker *worker, bt_worker_run *run)
     post(worker, &command);
 }
 
-static void post_pulled(bt_decode_worker *worker, bt_worker_run *run, int32_t token)
+static void post_pulled(bt_decode_worker *worker, bt_worker_run *run, int32_t token,
+                        bool mixed_numerics)
 {
     BT_ASSERT(run->lent);
     BT_ASSERT(run->started);
     run->lent = false;
     const bt_decode_command command = {
-        .kind = BT_DECODE_COMMAND_PULLED, .seq = run->seq, .token = token};
+        .kind = BT_DECODE_COMMAND_PULLED,
+        .seq = run->seq,
+        .token = token,
+        .mixed_numerics = mixed_numerics,
+    };
     post(worker, &command);
 }
 
@@ -179,7 +184,7 @@ static void on_pulled(const bt_kv_done *done, void *ctx)
         drop(worker, run);
         return;
     }
-    post_pulled(worker, run, first.result.token);
+    post_pulled(worker, run, first.result.token, done->stats->mixed_numerics);
 }
 
 static void on_failed(bt_kv_transfer transfer, bt_status status, const char *text, void *ctx)

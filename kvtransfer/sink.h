@@ -31,6 +31,7 @@ typedef struct bt_kv_pull_stats {
     uint32_t blocks_skipped;         /* held already */
     uint32_t parts_retried;          /* asked for again after a wrong checksum */
     uint32_t parts_left_at_complete; /* (layer, block) parts still to move when completion came */
+    bool mixed_numerics;             /* the source computes by another numerics id */
     int64_t opened_ns, linked_ns, pulled_ns; /* open() called; source offered; pull() called */
     int64_t complete_ns;                     /* completion came */
     int64_t done_ns;                         /* the last part was right and completion here */

@@ -88,6 +88,7 @@ struct bt_sink_peer {
     uint32_t lease_ms; /* the shorter one */
     uint32_t n_transfers;
     uint32_t source_blocks;     /* in the source's pool */
+    bool mixed_numerics;        /* the source's id is another one */
     const uint8_t *source_base; /* one-sided */
 
     uint32_t next_op;

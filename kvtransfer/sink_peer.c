@@ -240,6 +240,8 @@ static bt_status on_welcome(bt_sink_peer *peer, const bt_frame_hello *hello, bt_
         return status;
     }
     peer->source_blocks = hello->n_blocks;
+    peer->mixed_numerics =
+        memcmp(hello->numerics_id, sink->options.terms.numerics_id, sizeof hello->numerics_id) != 0;
     peer->lease_ms = sink->options.lease_ms;
     if (hello->lease_ms > 0 && hello->lease_ms < peer->lease_ms) {
         peer->lease_ms = hello->lease_ms;
@@ -285,6 +287,7 @@ static bt_status on_offer(bt_sink_peer *peer, bt_sink_transfer *t, const bt_fram
         t->offered = true;
         t->stats.linked_ns = bt_clock_now_ns();
         t->stats.transport = peer->channel.ops->id;
+        t->stats.mixed_numerics = peer->mixed_numerics;
         bt_sink_check(sink, t);
     }
     return BT_OK;

@@ -207,6 +207,37 @@ static void first_token_that_ends_a_request_ends_it(void **state)
     close_fixture(&f);
 }
 
+/* Pulls a prompt and gives it up; returns how many of its tokens a whole run then finds. */
+static uint64_t cached_after_pull(bool mixed_numerics)
+{
+    fixture f;
+    open_fixture(&f, 16);
+    job *pulled = run(&f, BT_DECODE_COMMAND_RUN_PULL, 0, 40, 8);
+    assert_false(step(&f));
+    const bt_decode_command command = {.kind = BT_DECODE_COMMAND_PULLED,
+                                       .seq = pulled->seq,
+                                       .token = 65,
+                                       .mixed_numerics = mixed_numerics};
+    pulled->n_tokens = 1; /* the one that came with the pull */
+    f.side.table.command(f.side.table.ctx, &command);
+    while (step(&f)) {
+    }
+    assert_true(pulled->done);
+    (void)run(&f, BT_DECODE_COMMAND_RUN_WHOLE, 0, 40, 1);
+    while (step(&f)) {
+    }
+    const uint64_t n_cached = f.stats.n_cached_tokens;
+    close_fixture(&f);
+    return n_cached;
+}
+
+static void blocks_of_other_numerics_get_no_identity(void **state)
+{
+    (void)state;
+    assert_int_equal(cached_after_pull(false), 32);
+    assert_int_equal(cached_after_pull(true), 0);
+}
+
 /* Runs two whole requests to their ends. */
 static void run_two(fixture *f, job **older, job **newer)
 {
@@ -317,6 +348,7 @@ int main(void)
         cmocka_unit_test(pull_lends_prompt_and_first_decode_block),
         cmocka_unit_test(cancelled_pull_keeps_its_blocks_until_it_is_over),
         cmocka_unit_test(first_token_that_ends_a_request_ends_it),
+        cmocka_unit_test(blocks_of_other_numerics_get_no_identity),
         cmocka_unit_test(newest_is_preempted_and_gives_the_same_tokens),
         cmocka_unit_test(decode_goes_on_beside_a_long_prefill),
         cmocka_unit_test(what_never_fits_is_refused),

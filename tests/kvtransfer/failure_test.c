@@ -277,6 +277,33 @@ static void a_queued_pull_keeps_the_lease_alive(void **state)
     assert_true(kv_rig_run_released(rig, 1));
 }
 
+static bool pull_is_mixed(kv_rig *rig, uint8_t numerics)
+{
+    kv_rig_stop_sink(rig);
+    rig->sink_options.terms.allow_mixed_numerics = true;
+    rig->sink_options.terms.numerics_id[0] = numerics;
+    kv_rig_start_sink(rig);
+    kv_rig_offer(rig, numerics, 0, 3);
+    kv_rig_open(rig, numerics);
+    kv_rig_pull(rig, numerics, 0, 3, 0);
+    kv_rig_announce_all(rig, numerics, 3);
+    kv_rig_complete(rig, numerics, "", false);
+    assert_true(kv_rig_run_done(rig, numerics));
+    assert_true(kv_rig_run_released(rig, numerics));
+    assert_int_equal(kv_rig_end_of(rig, numerics)->n_done, 1);
+    return kv_rig_end_of(rig, numerics)->stats.mixed_numerics;
+}
+
+static void blocks_of_other_numerics_are_told_apart(void **state)
+{
+    kv_rig *rig = rig_of(state);
+    kv_rig_stop_source(rig);
+    rig->source_options.terms.allow_mixed_numerics = true;
+    kv_rig_start_source(rig);
+    assert_false(pull_is_mixed(rig, rig->source_options.terms.numerics_id[0]));
+    assert_true(pull_is_mixed(rig, 2));
+}
+
 static void expect_advertised(kv_rig *rig, const char *address, const char *host)
 {
     const bt_kv_source_callbacks callbacks = {.ctx = rig};
@@ -473,6 +500,7 @@ int main(void)
         ON_ALL(a_part_that_stays_wrong_fails_the_transfer),
         ON_ALL(a_part_that_was_wrong_once_is_asked_for_again),
         ON_ALL(an_offer_that_nobody_links_expires),
+        ON_ALL(blocks_of_other_numerics_are_told_apart),
         {"names_are_advertised_as_numbers", names_are_advertised_as_numbers, set_up_tcp, tear_down,
          NULL},
         ON_ALL(a_queued_pull_keeps_the_lease_alive),
