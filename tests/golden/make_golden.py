@@ -25,6 +25,7 @@ import jinja2
 import numpy as np
 import torch
 from gguf import GGUFReader, dequantize
+from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 N_STEPS = 64  # greedy tokens, and teacher-forced positions, of each prompt
@@ -201,6 +202,9 @@ def main():
     template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(
         reader.fields["tokenizer.chat_template"].contents())
     tokenizer = AutoTokenizer.from_pretrained(os.path.dirname(os.path.abspath(model_path)), gguf_file=os.path.basename(model_path))
+    # Its reader of GGUF files leaves out what SmolLM2's own tokenizer.json begins with: digits stand alone.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
     chat = lambda messages: template.render(messages=messages, add_generation_prompt=True)
     model = load_reference(reader)
     model64 = load_reference(reader).double() if os.environ.get("CHECK64") else None
