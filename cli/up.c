@@ -4,34 +4,27 @@
  *   fork and exec all --> poll the router until it is ready --> wait --> SIGTERM to all --> reap
  *                              |  a child ends: tell which, stop the rest, fail
  *                              `--------------------------------^
- *
- * Signals are blocked and taken with sigtimedwait; children get the default mask back, a process
- * group of their own (so that a Ctrl-C reaches `up` alone, which stops them in order) and SIGTERM
- * when `up` dies. */
+ */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "cli/children.h"
 #include "cli/cli.h"
 #include "cli/client.h"
 #include "cli/terminal.h"
 #include "common/alloc.h"
-#include "common/check.h"
 #include "common/clock.h"
 #include "common/hash.h"
 #include "common/socket.h"
 #include "proto/generation.pb-c.h"
 
 enum {
-    WORKERS_MAX = 64,
-    ARGS_MAX = 40,
-    ARG_BYTES = 4096,
+    WORKERS_MAX = BT_CHILDREN_MAX - 1,
+    PATH_BYTES = 4096,
     KEY_BYTES = 32,
     ADDRESS_BYTES = 256,
 };
@@ -187,94 +180,36 @@ static const bt_config_spec spec = {
     .n_options = BT_ARRAY_LEN(options_table),
 };
 
-typedef struct child {
-    char name[32];
-    pid_t pid; /* 0: not running */
-} child;
-
 typedef struct cluster {
     const up_options *options;
-    child children[1 + WORKERS_MAX];
-    size_t n;
-    sigset_t signals;
+    bt_children children;
     bt_error *err;
 } cluster;
 
-typedef struct arguments {
-    char texts[ARGS_MAX][ARG_BYTES];
-    char *argv[ARGS_MAX + 1];
-    size_t n;
-} arguments;
-
-BT_PRINTF(2, 3)
-static void add_argument(arguments *args, const char *fmt, ...)
-{
-    BT_ASSERT(args->n < ARGS_MAX);
-    va_list list;
-    va_start(list, fmt);
-    (void)vsnprintf(args->texts[args->n], ARG_BYTES, fmt, list);
-    va_end(list);
-    args->argv[args->n] = args->texts[args->n];
-    args->argv[++args->n] = NULL;
-}
-
-static void add_option(arguments *args, const char *name, const char *value)
-{
-    add_argument(args, "--%s", name);
-    add_argument(args, "%s", value);
-}
-
-static void add_drain_time(arguments *args, const up_options *o)
+static void add_drain_time(bt_arguments *args, const up_options *o)
 {
     char text[32];
     bt_config_format_duration(o->stop_timeout_ns, text);
-    add_option(args, "drain-time", text);
-}
-
-/* In the child: never returns. */
-static void become(const arguments *args, const sigset_t *signals)
-{
-    (void)sigprocmask(SIG_UNBLOCK, signals, NULL);
-    (void)setpgid(0, 0);
-    (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
-    (void)execv("/proc/self/exe", args->argv);
-    fprintf(stderr, "baton up: cannot start %s: %s\n", args->argv[1], strerror(errno));
-    _exit(127);
-}
-
-static bt_status start_child(cluster *c, const char *name, const arguments *args)
-{
-    child *new = &c->children[c->n];
-    (void)snprintf(new->name, sizeof new->name, "%s", name);
-    const pid_t pid = fork();
-    if (pid < 0) {
-        return bt_error_set(c->err, BT_EINTERNAL, "cannot fork for %s: %s", name, strerror(errno));
-    }
-    if (pid == 0) {
-        become(args, &c->signals);
-    }
-    new->pid = pid;
-    c->n++;
-    return BT_OK;
+    bt_arguments_add_option(args, "drain-time", text);
 }
 
 static bt_status start_router(cluster *c)
 {
     const up_options *o = c->options;
-    arguments args = {.n = 0};
-    add_argument(&args, "baton");
-    add_argument(&args, "router");
-    add_option(&args, "name", "router-0");
-    add_option(&args, "model", o->model);
-    add_option(&args, "listen", o->listen);
-    add_option(&args, "attach", o->attach);
+    bt_arguments args = {.n = 0};
+    bt_arguments_add(&args, "baton");
+    bt_arguments_add(&args, "router");
+    bt_arguments_add_option(&args, "name", "router-0");
+    bt_arguments_add_option(&args, "model", o->model);
+    bt_arguments_add_option(&args, "listen", o->listen);
+    bt_arguments_add_option(&args, "attach", o->attach);
     if (o->admin) {
-        add_option(&args, "admin", o->admin);
+        bt_arguments_add_option(&args, "admin", o->admin);
     }
-    add_option(&args, "log-level", o->log_level);
+    bt_arguments_add_option(&args, "log-level", o->log_level);
     add_drain_time(&args, o);
-    add_argument(&args, o->local_prefill ? "--local-prefill" : "--no-local-prefill");
-    return start_child(c, "router-0", &args);
+    bt_arguments_add(&args, o->local_prefill ? "--local-prefill" : "--no-local-prefill");
+    return bt_children_start(&c->children, "router-0", &args, c->err);
 }
 
 static bt_status start_worker(cluster *c, const char *role, int64_t number)
@@ -282,25 +217,25 @@ static bt_status start_worker(cluster *c, const char *role, int64_t number)
     const up_options *o = c->options;
     char name[32];
     (void)snprintf(name, sizeof name, "%s-%lld", role, (long long)number);
-    arguments args = {.n = 0};
-    add_argument(&args, "baton");
-    add_argument(&args, "worker");
-    add_option(&args, "name", name);
-    add_option(&args, "role", role);
-    add_option(&args, "model", o->model);
-    add_option(&args, "router", o->attach);
-    add_option(&args, "kernels", o->kernels);
-    add_option(&args, "log-level", o->log_level);
+    bt_arguments args = {.n = 0};
+    bt_arguments_add(&args, "baton");
+    bt_arguments_add(&args, "worker");
+    bt_arguments_add_option(&args, "name", name);
+    bt_arguments_add_option(&args, "role", role);
+    bt_arguments_add_option(&args, "model", o->model);
+    bt_arguments_add_option(&args, "router", o->attach);
+    bt_arguments_add_option(&args, "kernels", o->kernels);
+    bt_arguments_add_option(&args, "log-level", o->log_level);
     add_drain_time(&args, o);
-    add_argument(&args, "--threads");
-    add_argument(&args, "%lld", (long long)o->n_threads);
-    add_argument(&args, "--kv-pool-bytes");
-    add_argument(&args, "%llu", (unsigned long long)o->kv_pool_bytes);
+    bt_arguments_add(&args, "--threads");
+    bt_arguments_add(&args, "%lld", (long long)o->n_threads);
+    bt_arguments_add(&args, "--kv-pool-bytes");
+    bt_arguments_add(&args, "%llu", (unsigned long long)o->kv_pool_bytes);
     if (o->context > 0) {
-        add_argument(&args, "--context-max");
-        add_argument(&args, "%lld", (long long)o->context);
+        bt_arguments_add(&args, "--context-max");
+        bt_arguments_add(&args, "%lld", (long long)o->context);
     }
-    return start_child(c, name, &args);
+    return bt_children_start(&c->children, name, &args, c->err);
 }
 
 static bt_status start_all(cluster *c)
@@ -317,75 +252,6 @@ static bt_status start_all(cluster *c)
         status = start_worker(c, "both", i);
     }
     return status;
-}
-
-/* Reaps children that ended; true when one did, told in *err. */
-static bool reap(cluster *c, bool expected)
-{
-    bool any = false;
-    int how;
-    for (size_t i = 0; i < c->n; i++) {
-        child *k = &c->children[i];
-        if (k->pid == 0 || waitpid(k->pid, &how, WNOHANG) != k->pid) {
-            continue;
-        }
-        k->pid = 0;
-        if (any || expected) {
-            continue;
-        }
-        any = true;
-        if (WIFSIGNALED(how)) {
-            (void)bt_error_set(c->err, BT_EINTERNAL, "%s was ended by signal %d (%s)", k->name,
-                               WTERMSIG(how), strsignal(WTERMSIG(how)));
-        } else {
-            (void)bt_error_set(c->err, BT_EINTERNAL,
-                               "%s ended with exit code %d. Its last lines "
-                               "above say why",
-                               k->name, WEXITSTATUS(how));
-        }
-    }
-    return any;
-}
-
-/* The next blocked signal within timeout_ns; 0: none came. */
-static int next_signal(const cluster *c, int64_t timeout_ns)
-{
-    const struct timespec timeout = {.tv_sec = timeout_ns / second_ns,
-                                     .tv_nsec = timeout_ns % second_ns};
-    const int signum = sigtimedwait(&c->signals, NULL, &timeout);
-    return signum > 0 ? signum : 0;
-}
-
-static size_t count_running(const cluster *c)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < c->n; i++) {
-        n += c->children[i].pid != 0;
-    }
-    return n;
-}
-
-static void signal_all(const cluster *c, int signum)
-{
-    for (size_t i = 0; i < c->n; i++) {
-        if (c->children[i].pid != 0) {
-            (void)kill(c->children[i].pid, signum);
-        }
-    }
-}
-
-/* SIGTERM, then, at a second signal or the time-out, SIGKILL. */
-static void stop_all(cluster *c)
-{
-    signal_all(c, SIGTERM);
-    const int64_t deadline_ns = bt_clock_now_ns() + c->options->stop_timeout_ns + second_ns;
-    while (count_running(c) > 0) {
-        const int signum = next_signal(c, second_ns / 10);
-        (void)reap(c, true);
-        if (signum == SIGINT || signum == SIGTERM || bt_clock_now_ns() > deadline_ns) {
-            signal_all(c, SIGKILL);
-        }
-    }
 }
 
 typedef struct readiness {
@@ -431,10 +297,12 @@ static bt_status wait_until_ready(cluster *c)
     bt_progress progress;
     bt_progress_begin(&progress, "starting workers", false);
     for (bool ready = false; !ready && status == BT_OK;) {
-        const int signum = next_signal(c, second_ns / 20);
-        if (reap(c, false)) {
-            status = BT_EINTERNAL;
-        } else if (signum == SIGINT || signum == SIGTERM) {
+        const int signum = bt_children_next_signal(&c->children, second_ns / 20);
+        status = bt_children_check(&c->children, c->err);
+        if (status != BT_OK) {
+            break;
+        }
+        if (signum == SIGINT || signum == SIGTERM) {
             status = BT_ECANCELLED;
         } else if (bt_clock_now_ns() - began_ns > c->options->ready_timeout_ns) {
             status = bt_error_set(c->err, BT_EDEADLINE,
@@ -442,8 +310,8 @@ static bt_status wait_until_ready(cluster *c)
                                   "shows which worker is missing, --log-level info tells more");
         } else {
             const readiness r = ask(client);
-            bt_progress_update(&progress, r.n_attached, c->n - 1);
-            ready = r.router && r.n_attached == c->n - 1;
+            bt_progress_update(&progress, r.n_attached, c->children.n - 1);
+            ready = r.router && r.n_attached == c->children.n - 1;
         }
     }
     bt_progress_end(&progress, status == BT_OK ? NULL : "stopped");
@@ -473,7 +341,7 @@ static bt_status tell_ready(const up_options *o, bt_error *err)
     if (!o->ready_file) {
         return BT_OK;
     }
-    char path[ARG_BYTES];
+    char path[PATH_BYTES];
     (void)snprintf(path, sizeof path, "%s.new", o->ready_file);
     FILE *file = fopen(path, "w");
     bool written = file != NULL && fprintf(file, "%s\n%s\n", o->listen, o->attach) > 0;
@@ -489,9 +357,10 @@ static bt_status tell_ready(const up_options *o, bt_error *err)
 static bt_status watch(cluster *c)
 {
     for (;;) {
-        const int signum = next_signal(c, second_ns);
-        if (reap(c, false)) {
-            return BT_EINTERNAL;
+        const int signum = bt_children_next_signal(&c->children, second_ns);
+        const bt_status status = bt_children_check(&c->children, c->err);
+        if (status != BT_OK) {
+            return status;
         }
         if (signum == SIGINT || signum == SIGTERM) {
             return BT_OK;
@@ -623,12 +492,7 @@ static int run(int argc, char **argv)
     }
     make_key();
     cluster c = {.options = &o, .err = &err};
-    sigset_t before;
-    (void)sigemptyset(&c.signals);
-    (void)sigaddset(&c.signals, SIGINT);
-    (void)sigaddset(&c.signals, SIGTERM);
-    (void)sigaddset(&c.signals, SIGCHLD);
-    (void)sigprocmask(SIG_BLOCK, &c.signals, &before);
+    bt_children_init(&c.children);
     status = start_all(&c);
     if (status == BT_OK) {
         status = wait_until_ready(&c);
@@ -640,8 +504,8 @@ static int run(int argc, char **argv)
     if (status == BT_OK) {
         status = watch(&c);
     }
-    stop_all(&c);
-    (void)sigprocmask(SIG_SETMASK, &before, NULL);
+    bt_children_stop(&c.children, o.stop_timeout_ns + second_ns);
+    bt_children_deinit(&c.children);
     bt_config_destroy(config);
     if (status == BT_OK) {
         return BT_CLI_OK;
