@@ -125,6 +125,16 @@ static bt_status check_architecture(const bt_gguf *gguf, bt_error *err)
                             "Llama 2 and 3, TinyLlama, Mistral)",
                             (int)bt_size_min(name.len, 40), name.bytes);
     }
+    uint32_t n_shards;
+    const bt_status shards = bt_gguf_get_u32_or(gguf, "split.count", 1, &n_shards, err);
+    if (shards != BT_OK) {
+        return shards;
+    }
+    if (n_shards > 1) {
+        return bt_error_set(err, BT_EUNSUPPORTED,
+                            "the file is one of %u shards. Merge them into one file first",
+                            n_shards);
+    }
     uint32_t n_experts;
     const bt_status experts = bt_gguf_get_u32_or(gguf, "llama.expert_count", 0, &n_experts, err);
     if (experts == BT_OK && n_experts > 0) {

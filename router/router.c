@@ -185,7 +185,7 @@ static bt_status check_options(const bt_router_options *o, bt_error *err)
     } ranges[] = {
         {"models", o->n_models, 1, BT_ROUTER_MODELS_MAX},
         {"requests_max", o->requests_max, 1, 65536},
-        {"queue_max", o->queue_max, 0, o->requests_max},
+        {"queue_max", o->queue_max, 0, 65536},
         {"request_bytes_max", o->request_bytes_max, 1024, 1 << 30},
         {"request_time_ms", o->request_time_ms, 1, day_ms},
         {"queue_time_ms", o->queue_time_ms, 0, day_ms},

@@ -29,6 +29,7 @@ typedef struct defect {
     const char *missing_key;
     uint32_t n_heads; /* 0: 2 */
     uint32_t eos;
+    uint32_t n_shards; /* 0: not said */
 } defect;
 
 static void temporary_path(char path[PATH_BYTES])
@@ -72,6 +73,9 @@ static void write_model(const defect *d, const char *path)
     add_key(w, d, "llama.attention.head_count_kv", 2);
     bt_gguf_writer_add_f32(w, "llama.attention.layer_norm_rms_epsilon", 1e-5F);
     add_key(w, d, "tokenizer.ggml.eos_token_id", d->eos);
+    if (d->n_shards > 0) {
+        bt_gguf_writer_add_u32(w, "split.count", d->n_shards);
+    }
     add_tensor(w, d, "token_embd.weight", DIM, VOCAB);
     add_tensor(w, d, "output_norm.weight", DIM, 0);
     add_tensor(w, d, "blk.0.attn_norm.weight", DIM, 0);
@@ -157,6 +161,7 @@ static void wrong_models_are_refused_by_name(void **state)
                    "llama.block_count");
     expect_refusal(&(defect){.missing_key = "llama.context_length"}, BT_ENOTFOUND,
                    "llama.context_length");
+    expect_refusal(&(defect){.n_shards = 4}, BT_EUNSUPPORTED, "one of 4 shards");
     expect_refusal(&(defect){.n_heads = 3}, BT_EINVAL, "3 query heads");
     expect_refusal(&(defect){.eos = VOCAB}, BT_EINVAL, "tokenizer.ggml.eos_token_id");
 }
