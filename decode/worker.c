@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A run that pulls, and what moves it on ("engine" and "sink" say who still has it):
  *
- *   on_run --open, RUN_PULL--> queued    engine, sink   linked to the source, its lease renewed
+ *   on_run --open------------> linked    sink           its lease is renewed from now on
+ *   offered --RUN_PULL-------> queued    engine, sink   the source has blocks for it
  *   PULL --------------------> pulling   engine, sink   blocks are reserved: the sink fills them
  *   done --------------------> running   engine         PULLED with the first token
  *     TOKEN*                                            to the router
  *   DONE --------------------> finished                 FINISHED to the router
  *
- * Exactly one of PULLED and PULL_DROPPED is posted, and only when the sink has called back for
- * the last time: then nobody writes the blocks, whether PULL has come yet or not. So whatever
- * stops a run before that (router, deadline, shutdown) only cancels the sink; the sink's
- * failed() then posts PULL_DROPPED, and DONE ends the run. A PULL that crosses PULL_DROPPED in
- * the queues is left alone. Once it runs, CANCEL stops it.
+ * The engine hears of a run only when its source has reserved blocks: so none is reserved here for
+ * what waits there, and no two workers wait for each other's blocks.
+ *
+ * Exactly one of PULLED and PULL_DROPPED is posted after RUN_PULL, and only when the sink has
+ * called back for the last time: then nobody writes the blocks, whether PULL has come yet or not.
+ * So whatever stops a run before that (router, deadline, shutdown) only cancels the sink; the
+ * sink's failed() then posts PULL_DROPPED, and DONE ends the run. A PULL that crosses PULL_DROPPED
+ * in the queues is left alone. Once it runs, CANCEL stops it.
  *
  * The first token goes to the router from here too: should the prefill worker die between telling
  * us and telling the router, nothing is missing. The router drops duplicates. A request that ended
@@ -70,8 +74,7 @@ static bt_status open_pull(bt_decode_worker *worker, const bt_worker_run *run, b
 static void on_run(bt_worker_run *run, void *ctx)
 {
     bt_decode_worker *worker = ctx;
-    const bool pulls = run->mode == BT_LINK_MODE_DECODE;
-    if (pulls) {
+    if (run->mode == BT_LINK_MODE_DECODE) {
         bt_error err = {{0}};
         const bt_status status = open_pull(worker, run, &err);
         if (status != BT_OK) {
@@ -80,13 +83,10 @@ static void on_run(bt_worker_run *run, void *ctx)
             return;
         }
         run->in_transfer = true;
-        run->lent = true;
+        return;
     }
     run->in_engine = true;
-    const bt_decode_command command = {
-        .kind = pulls ? BT_DECODE_COMMAND_RUN_PULL : BT_DECODE_COMMAND_RUN_WHOLE,
-        .seq = run->seq,
-    };
+    const bt_decode_command command = {.kind = BT_DECODE_COMMAND_RUN_WHOLE, .seq = run->seq};
     post(worker, &command);
 }
 
@@ -106,12 +106,24 @@ static void on_stop(bt_worker_run *run, void *ctx)
 
 /* ---------------------------------------------------------------------- from the sink ---- */
 
+/* Ends the run if neither engine nor sink has it any more. A request that ended with its first
+ * token gets it here: nothing else does, since its pull was dropped. */
+static void finish(bt_decode_worker *worker, bt_worker_run *run)
+{
+    const bool is_free = !run->in_engine && !run->in_transfer;
+    if (is_free && run->ends && !run->stopping) {
+        const bt_model_params *p = bt_worker_params(worker->base);
+        run->reason = bt_sequence_append(run->seq, run->last_token, p->eos, p->n_eos);
+    }
+    bt_worker_finish_run(worker->base, run);
+}
+
 /* The pull is over without its KV: the engine gives the blocks back, if it has any. */
 static void drop(bt_decode_worker *worker, bt_worker_run *run)
 {
-    BT_ASSERT(!run->in_transfer);
+    run->in_transfer = false;
     if (!run->in_engine) {
-        bt_worker_finish_run(worker->base, run);
+        finish(worker, run);
         return;
     }
     BT_ASSERT(run->lent);
@@ -126,6 +138,7 @@ static void post_pulled(bt_decode_worker *worker, bt_worker_run *run, int32_t to
 {
     BT_ASSERT(run->lent);
     BT_ASSERT(run->started);
+    run->in_transfer = false;
     run->lent = false;
     const bt_decode_command command = {
         .kind = BT_DECODE_COMMAND_PULLED,
@@ -149,19 +162,32 @@ static void take_stats(bt_worker_run *run, const bt_kv_pull_stats *stats)
     run->transfer_ns = stats->done_ns > ready_ns ? (uint64_t)(stats->done_ns - ready_ns) : 0;
 }
 
-static bt_worker_run *end_transfer(bt_decode_worker *worker, bt_kv_transfer transfer)
+static bt_worker_run *find_run(bt_decode_worker *worker, bt_kv_transfer transfer)
 {
     bt_worker_run *run = bt_worker_find(worker->base, transfer);
     BT_ASSERT(run != NULL);
     BT_ASSERT(run->in_transfer);
-    run->in_transfer = false;
     return run;
+}
+
+static void on_offered(bt_kv_transfer transfer, void *ctx)
+{
+    bt_decode_worker *worker = ctx;
+    bt_worker_run *run = find_run(worker, transfer);
+    BT_ASSERT(!run->in_engine);
+    if (run->stopping) {
+        return; /* failed() is on its way */
+    }
+    run->in_engine = true;
+    run->lent = true;
+    const bt_decode_command command = {.kind = BT_DECODE_COMMAND_RUN_PULL, .seq = run->seq};
+    post(worker, &command);
 }
 
 static void on_pulled(const bt_kv_done *done, void *ctx)
 {
     bt_decode_worker *worker = ctx;
-    bt_worker_run *run = end_transfer(worker, done->transfer);
+    bt_worker_run *run = find_run(worker, done->transfer);
     take_stats(run, done->stats);
     run->ends = done->ends;
     if (run->stopping) {
@@ -190,7 +216,7 @@ static void on_pulled(const bt_kv_done *done, void *ctx)
 static void on_failed(bt_kv_transfer transfer, bt_status status, const char *text, void *ctx)
 {
     bt_decode_worker *worker = ctx;
-    bt_worker_run *run = end_transfer(worker, transfer);
+    bt_worker_run *run = find_run(worker, transfer);
     bt_worker_stop_run(worker->base, run, status, "the KV cache could not be pulled from '%s': %s",
                        run->peer.name, text != NULL ? text : bt_status_text(status));
     drop(worker, run);
@@ -243,11 +269,7 @@ static void on_done(bt_decode_worker *worker, bt_worker_run *run, const bt_decod
         return; /* on_stop() saw to the rest */
     }
     run->reason = event->finish;
-    if (run->ends && !run->stopping) { /* the pull was dropped: its one token is added here */
-        const bt_model_params *p = bt_worker_params(worker->base);
-        run->reason = bt_sequence_append(run->seq, run->last_token, p->eos, p->n_eos);
-    }
-    bt_worker_finish_run(worker->base, run);
+    finish(worker, run);
 }
 
 static void report(bt_decode_worker *worker, const bt_decode_stats *stats)
@@ -371,6 +393,7 @@ static bt_status make_sink(bt_decode_worker *worker, bt_loop *loop, bt_error *er
         .rate_limit_bytes_s = o->kv_rate_limit_bytes_s,
     };
     const bt_kv_sink_callbacks callbacks = {
+        .offered = on_offered,
         .done = on_pulled,
         .failed = on_failed,
         .trace = o->kv_trace != NULL ? on_trace : NULL,

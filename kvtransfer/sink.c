@@ -309,6 +309,12 @@ static void deliver(bt_kv_sink *sink)
 {
     for (size_t i = 0; i < sink->n_open;) {
         bt_sink_transfer *t = sink->open[i];
+        if (t->state == BT_SINK_OPEN && t->offered && !t->offer_passed_on) {
+            t->offer_passed_on = true;
+            if (sink->callbacks.offered) {
+                sink->callbacks.offered(t->name, sink->callbacks.ctx);
+            }
+        }
         if (t->state == BT_SINK_ENDED) {
             call_back(sink, t);
         }
@@ -564,7 +570,7 @@ bt_status bt_kv_sink_open(bt_kv_sink *sink, bt_kv_transfer transfer, const bt_kv
     t->name = transfer;
     t->peer = peer;
     t->deadline_ns = deadline_ns;
-    t->pull_told = t->offered = t->pulling = t->began = false;
+    t->pull_told = t->offered = t->offer_passed_on = t->pulling = t->began = false;
     t->complete = t->ends = t->end_told = false;
     t->n_tokens = t->n_blocks = t->n_ids = 0;
     t->n_pull_blocks = t->n_skip = t->n_retries = 0;

@@ -46,6 +46,9 @@ typedef struct bt_kv_done {
 } bt_kv_done;
 
 typedef struct bt_kv_sink_callbacks {
+    /* The source has reserved the transfer's blocks: from now on a pull() gets on by itself. At
+     * most once, before done or failed. NULL: not wanted. */
+    void (*offered)(bt_kv_transfer transfer, void *ctx);
     void (*done)(const bt_kv_done *done, void *ctx);
     /* `text` is borrowed for the call. BT_EPEER, BT_EMISMATCH, BT_EPROTOCOL: another source may
      * serve; BT_EDEADLINE, BT_ECANCELLED, BT_ECORRUPT, or the status of the source's cancel. */

@@ -35,8 +35,9 @@ typedef struct bt_sink_transfer {
 
     bool pull_told; /* PULL was put */
     bool offered;   /* size and, one-sided, all ids are known */
-    bool pulling;   /* pull() was called */
-    bool began;     /* both, and they agree: parts may move */
+    bool offer_passed_on;
+    bool pulling; /* pull() was called */
+    bool began;   /* both, and they agree: parts may move */
     bool complete, ends;
     bool end_told;
     uint32_t n_tokens, n_blocks; /* of the offer, 0 before it */

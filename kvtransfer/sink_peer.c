@@ -289,6 +289,7 @@ static bt_status on_offer(bt_sink_peer *peer, bt_sink_transfer *t, const bt_fram
         t->stats.transport = peer->channel.ops->id;
         t->stats.mixed_numerics = peer->mixed_numerics;
         bt_sink_check(sink, t);
+        bt_wake_ring(sink->wake); /* deliver() passes it on */
     }
     return BT_OK;
 }

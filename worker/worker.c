@@ -156,7 +156,7 @@ static uint64_t oldest_waiting_ns(const bt_worker *worker, int64_t now_ns)
 {
     for (const bt_worker_run *run = bt_run_table_next(worker->runs, NULL); run != NULL;
          run = bt_run_table_next(worker->runs, run)) {
-        if (!run->started && !run->stopping) {
+        if (run->in_engine && !run->started && !run->stopping) {
             return (uint64_t)(now_ns - run->arrived_ns);
         }
     }

@@ -153,6 +153,24 @@ static void decode_pool_that_is_full_is_a_queue(void **state)
     bt_rig_destroy(rig);
 }
 
+static void blocks_are_not_reserved_for_what_the_prefill_worker_has_not_begun(void **state)
+{
+    (void)state;
+    static bt_rig_request absent, ready;
+    bt_rig *rig = bt_rig_create(&(bt_rig_options){.decode_blocks = 24});
+    describe(rig, &absent, 15);
+    describe(rig, &ready, 13);
+    assert_true(lengths[15] + lengths[13] > 24 * 16);
+    bt_rig_send(rig, BT_RIG_DECODE, BT_LINK_MODE_DECODE, &absent);
+    bt_rig_send_split(rig, &ready);
+    bt_rig_wait_split(rig, &ready);
+    expect_same_tokens(&ready, 13);
+    bt_rig_cancel(rig, BT_RIG_DECODE, &absent);
+    bt_rig_wait_finished(rig, BT_RIG_DECODE, &absent);
+    assert_int_equal(absent.end[BT_RIG_DECODE].status, BT_ECANCELLED);
+    bt_rig_destroy(rig);
+}
+
 static void retry_with_tokens_made_so_far_goes_on_the_same(void **state)
 {
     (void)state;
@@ -343,6 +361,7 @@ int main(void)
         cmocka_unit_test(tokens_over_tcp_equal_those_of_one_worker),
         cmocka_unit_test(blocks_held_already_are_not_pulled_again),
         cmocka_unit_test(decode_pool_that_is_full_is_a_queue),
+        cmocka_unit_test(blocks_are_not_reserved_for_what_the_prefill_worker_has_not_begun),
         cmocka_unit_test(retry_with_tokens_made_so_far_goes_on_the_same),
         cmocka_unit_test(request_that_ends_with_its_first_token_drops_the_pull),
         cmocka_unit_test(both_workers_tell_the_same_end_of_a_first_token_that_stops),
