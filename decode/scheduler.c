@@ -39,6 +39,9 @@ struct bt_decode_scheduler {
     bt_sequence_list pulling;
     bt_sequence_list running;
     bt_decode_stats stats;
+    bool is_told;               /* stats tell of all commands so far */
+    const bt_sequence *blocked; /* the first waiting one, when it found no room */
+    uint32_t blocked_available; /* with so many blocks to be had */
 };
 
 static void emit(bt_decode_scheduler *s, const bt_decode_event *event)
@@ -168,6 +171,7 @@ static void emit_stats(bt_decode_scheduler *s)
     stats->blocks_free = bt_kv_cache_n_available(cache) - stats->blocks_cached;
     const bt_decode_event event = {.kind = BT_DECODE_EVENT_STATS, .u = {.stats = *stats}};
     emit(s, &event);
+    s->is_told = true;
 }
 
 static void take_command(void *ctx, const void *command)
@@ -190,14 +194,11 @@ static void take_command(void *ctx, const void *command)
     case BT_DECODE_COMMAND_CANCEL:
         cancel(s, c->seq);
         break;
-    case BT_DECODE_COMMAND_SNAPSHOT:
-        bt_kv_cache_each(s->options.cache, bt_decode_scheduler_block_changed, s);
-        return;
     case BT_DECODE_COMMAND_AUDIT:
         audit(s);
         break;
     }
-    emit_stats(s);
+    s->is_told = false;
 }
 
 static uint32_t positions_to_reserve(const bt_sequence *seq)
@@ -210,12 +211,18 @@ static bool admit_first(bt_decode_scheduler *s)
 {
     bt_sequence *seq = s->waiting.first;
     bt_kv_cache *cache = s->options.cache;
+    if (seq == s->blocked && bt_kv_cache_n_available(cache) <= s->blocked_available) {
+        return false; /* nothing came back since it was tried */
+    }
     const bool pulls = seq->state == STATE_WAITING_PULL;
     const uint32_t n_found = bt_sequence_match(seq, cache, pulls);
     if (bt_sequence_reserve(seq, cache, positions_to_reserve(seq)) != BT_OK) {
         bt_sequence_release(seq, cache);
+        s->blocked = seq;
+        s->blocked_available = bt_kv_cache_n_available(cache);
         return false;
     }
+    s->blocked = NULL;
     bt_sequence_list_remove(&s->waiting, seq);
     if (seq->n_preempted == 0) {
         seq->n_cached = n_found * BT_KV_BLOCK_TOKENS;
@@ -288,6 +295,9 @@ static void plan(void *ctx, bt_batch *batch)
             const uint32_t budget = left < s->options.chunk ? left : s->options.chunk;
             (void)bt_sequence_plan(seq, budget, batch);
         }
+    }
+    if (!s->is_told) {
+        emit_stats(s);
     }
 }
 

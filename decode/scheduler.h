@@ -34,7 +34,6 @@ typedef enum bt_decode_command_kind {
     BT_DECODE_COMMAND_PULL_DROPPED, /* the pull failed or was cancelled; nothing writes the blocks
                                      * any more. DONE follows, with `status`. */
     BT_DECODE_COMMAND_CANCEL,       /* ignored for a sequence that is done */
-    BT_DECODE_COMMAND_SNAPSHOT,     /* emit BLOCK (stored) for every resident identity */
     BT_DECODE_COMMAND_AUDIT,        /* answered by an AUDIT event */
 } bt_decode_command_kind;
 
@@ -73,7 +72,7 @@ typedef enum bt_decode_event_kind {
     BT_DECODE_EVENT_TOKEN, /* token `index` of the output (from 0); finish: it's the last */
     BT_DECODE_EVENT_DONE,  /* seq is the loop thread's again; status BT_OK, BT_ECANCELLED or why */
     BT_DECODE_EVENT_BLOCK, /* an identity was stored or evicted */
-    BT_DECODE_EVENT_STATS, /* once for each step, last */
+    BT_DECODE_EVENT_STATS, /* after a batch of commands and after each step, last */
     BT_DECODE_EVENT_AUDIT,
 } bt_decode_event_kind;
 

@@ -227,16 +227,6 @@ const bt_kv_cache_stats *bt_kv_cache_get_stats(const bt_kv_cache *cache)
     return &cache->stats;
 }
 
-void bt_kv_cache_each(const bt_kv_cache *cache, bt_kv_cache_fn fn, void *ctx)
-{
-    const uint32_t n_blocks = bt_kv_pool_n_blocks(cache->pool);
-    for (uint32_t i = 0; i < n_blocks; i++) {
-        if (cache->entries[i].has_identity) {
-            fn(ctx, true, &cache->entries[i].identity);
-        }
-    }
-}
-
 bt_status bt_kv_cache_audit(const bt_kv_cache *cache, bt_error *err)
 {
     const bt_status status = bt_kv_pool_audit(cache->pool, err);

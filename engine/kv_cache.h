@@ -74,9 +74,6 @@ uint32_t bt_kv_cache_n_cached(const bt_kv_cache *cache);
 
 const bt_kv_cache_stats *bt_kv_cache_get_stats(const bt_kv_cache *cache);
 
-/* Calls fn(ctx, true, identity) for every resident identity (a snapshot for routers). */
-void bt_kv_cache_each(const bt_kv_cache *cache, bt_kv_cache_fn fn, void *ctx);
-
 /* free + cached + live == total, and index, order and pool agree. O(n). BT_EINTERNAL. */
 BT_MUST_CHECK bt_status bt_kv_cache_audit(const bt_kv_cache *cache, bt_error *err);
 

@@ -17,7 +17,6 @@ typedef enum block_state {
 } block_state;
 
 typedef struct block {
-    uint64_t epoch;
     uint32_t refs;
     block_state state;
 } block;
@@ -93,7 +92,6 @@ bt_status bt_kv_pool_acquire(bt_kv_pool *pool, bt_block_id *out)
     BT_ASSERT(b->state == STATE_FREE);
     b->state = STATE_LIVE;
     b->refs = 1;
-    b->epoch++;
     *out = id;
     return BT_OK;
 }
@@ -156,12 +154,6 @@ uint32_t bt_kv_pool_refs(const bt_kv_pool *pool, bt_block_id id)
 {
     BT_ASSERT(id < pool->n_blocks);
     return pool->blocks[id].refs;
-}
-
-uint64_t bt_kv_pool_epoch(const bt_kv_pool *pool, bt_block_id id)
-{
-    BT_ASSERT(id < pool->n_blocks);
-    return pool->blocks[id].epoch;
 }
 
 uint8_t *bt_kv_pool_base(const bt_kv_pool *pool)

@@ -44,9 +44,6 @@ uint32_t bt_kv_pool_n_free(const bt_kv_pool *pool);
 uint32_t bt_kv_pool_n_parked(const bt_kv_pool *pool);
 uint32_t bt_kv_pool_refs(const bt_kv_pool *pool, bt_block_id id);
 
-/* How often the block was acquired: names one life of it. */
-uint64_t bt_kv_pool_epoch(const bt_kv_pool *pool, bt_block_id id);
-
 uint8_t *bt_kv_pool_base(const bt_kv_pool *pool);
 size_t bt_kv_pool_bytes(const bt_kv_pool *pool);
 int bt_kv_pool_fd(const bt_kv_pool *pool);

@@ -28,6 +28,9 @@ struct bt_prefill_scheduler {
     bt_sequence_list computing;
     uint32_t n_held;
     bt_prefill_stats stats;
+    bool is_told;               /* stats tell of all commands so far */
+    const bt_sequence *blocked; /* the first waiting one, when it found no room */
+    uint32_t blocked_available; /* with so many blocks to be had */
 };
 
 static void emit(bt_prefill_scheduler *s, const bt_prefill_event *event)
@@ -122,6 +125,7 @@ static void emit_stats(bt_prefill_scheduler *s)
     stats->blocks_free = bt_kv_cache_n_available(cache) - stats->blocks_cached;
     const bt_prefill_event event = {.kind = BT_PREFILL_EVENT_STATS, .u = {.stats = *stats}};
     emit(s, &event);
+    s->is_told = true;
 }
 
 static void take_command(void *ctx, const void *command)
@@ -138,16 +142,11 @@ static void take_command(void *ctx, const void *command)
     case BT_PREFILL_COMMAND_RELEASE:
         release(s, c->seq);
         break;
-    case BT_PREFILL_COMMAND_SNAPSHOT:
-        bt_kv_cache_each(s->options.cache, bt_prefill_scheduler_block_changed, s);
-        break;
     case BT_PREFILL_COMMAND_AUDIT:
         audit(s);
         break;
     }
-    if (c->kind != BT_PREFILL_COMMAND_SNAPSHOT) {
-        emit_stats(s);
-    }
+    s->is_told = false;
 }
 
 /* Takes the first waiting sequence in, if the pool has room for its whole prompt. */
@@ -155,11 +154,17 @@ static bool admit_first(bt_prefill_scheduler *s)
 {
     bt_sequence *seq = s->waiting.first;
     bt_kv_cache *cache = s->options.cache;
+    if (seq == s->blocked && bt_kv_cache_n_available(cache) <= s->blocked_available) {
+        return false; /* nothing came back since it was tried */
+    }
     const uint32_t n_found = bt_sequence_match(seq, cache, false);
     if (bt_sequence_reserve(seq, cache, seq->n_tokens) != BT_OK) {
         bt_sequence_release(seq, cache);
+        s->blocked = seq;
+        s->blocked_available = bt_kv_cache_n_available(cache);
         return false;
     }
+    s->blocked = NULL;
     bt_sequence_list_remove(&s->waiting, seq);
     bt_sequence_list_append(&s->computing, seq);
     seq->state = STATE_COMPUTING;
@@ -187,6 +192,9 @@ static void plan(void *ctx, bt_batch *batch)
         if (!bt_sequence_plan(seq, budget, batch)) {
             break;
         }
+    }
+    if (!s->is_told) {
+        emit_stats(s);
     }
 }
 

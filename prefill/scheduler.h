@@ -30,7 +30,6 @@ typedef enum bt_prefill_command_kind {
     BT_PREFILL_COMMAND_CANCEL,   /* compute no more for it; no TOKEN follows unless it is under way.
                                   * Ignored for a sequence that is done. */
     BT_PREFILL_COMMAND_RELEASE,  /* after STARTED, once: no reader is left */
-    BT_PREFILL_COMMAND_SNAPSHOT, /* emit BLOCK (stored) for every resident identity */
     BT_PREFILL_COMMAND_AUDIT,    /* answered by an AUDIT event */
 } bt_prefill_command_kind;
 
@@ -61,7 +60,7 @@ typedef enum bt_prefill_event_kind {
     BT_PREFILL_EVENT_TOKEN,   /* the first token; finish says whether the request ends with it */
     BT_PREFILL_EVENT_DONE,    /* seq is the loop thread's again */
     BT_PREFILL_EVENT_BLOCK,   /* an identity was stored or evicted */
-    BT_PREFILL_EVENT_STATS,   /* once for each step, last */
+    BT_PREFILL_EVENT_STATS,   /* after a batch of commands and after each step, last */
     BT_PREFILL_EVENT_AUDIT,   /* status: BT_OK, or the audit's first difference in the log */
 } bt_prefill_event_kind;
 

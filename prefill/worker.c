@@ -124,11 +124,13 @@ static void on_part(bt_prefill_worker *worker, const bt_worker_run *run,
         return;
     }
     const bt_kv_transfer transfer = transfer_of(run);
-    for (uint32_t i = 0; i < part->n_layers; i++) {
-        const bt_status status = bt_kv_source_announce(
-            worker->source, transfer, part->layer_first + i, part->block_first, part->n_blocks);
-        BT_ASSERT(status == BT_OK || status == BT_ENOTFOUND);
-    }
+    /* A cached prefix comes with all layers at once. */
+    const bt_status status =
+        part->n_layers > 1 ? bt_kv_source_announce_blocks(worker->source, transfer,
+                                                          part->block_first, part->n_blocks)
+                           : bt_kv_source_announce(worker->source, transfer, part->layer_first,
+                                                   part->block_first, part->n_blocks);
+    BT_ASSERT(status == BT_OK || status == BT_ENOTFOUND);
 }
 
 static void on_token(bt_prefill_worker *worker, bt_worker_run *run, const bt_prefill_event *event)

@@ -184,20 +184,26 @@ static void pack_tile(const float *x, uint32_t k, uint32_t k_padded, uint32_t n,
     }
 }
 #else
+/* Inputs outside, rows inside: what is written lies in sequence. */
+BT_INLINE void pack_inputs(const float *x, uint32_t k, uint32_t n, const uint32_t rows,
+                           packed_input *packed)
+{
+    for (uint32_t i = 0; i < k; i++, packed += rows) {
+        for (uint32_t r = 0; r < rows; r++) {
+            packed[r] = r < n ? x[(size_t)r * k + i] : 0.0F;
+        }
+    }
+}
+
 static void pack_tile(const float *x, uint32_t k, uint32_t k_padded, uint32_t n, uint32_t rows,
                       packed_input *packed)
 {
-    for (uint32_t r = 0; r < rows; r++) {
-        packed_input *to = packed + r;
-        const float *from = x + (size_t)r * k;
-        const uint32_t n_k = r < n ? k : 0;
-        for (uint32_t i = 0; i < n_k; i++) {
-            to[(size_t)i * rows] = from[i];
-        }
-        for (uint32_t i = n_k; i < k_padded; i++) {
-            to[(size_t)i * rows] = 0.0F;
-        }
+    if (n == BT_TILE_ROWS) {
+        pack_inputs(x, k, BT_TILE_ROWS, BT_TILE_ROWS, packed);
+    } else {
+        pack_inputs(x, k, n, rows, packed);
     }
+    memset(packed + (size_t)k * rows, 0, (size_t)(k_padded - k) * rows * sizeof(*packed));
 }
 #endif
 

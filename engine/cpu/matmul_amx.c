@@ -88,12 +88,23 @@ static bool goes_straight(const block *b, uint32_t row_tile, uint32_t panel)
         }                                                                                          \
     } while (0)
 
-static void run_2_by_2(const block *b, uint32_t row_tile, uint32_t panel)
+BT_INLINE void prefetch_tile(const uint16_t *tile)
+{
+#pragma GCC unroll 16
+    for (uint32_t i = 0; i < TILE_ELEMENTS; i += 32) {
+        bt_prefetch(tile + i);
+    }
+}
+
+/* from_memory: the weights are used for the first time, so ask for the tiles to come. */
+BT_INLINE void run_2_by_2(const block *b, uint32_t row_tile, uint32_t panel,
+                          const bool from_memory)
 {
     const uint16_t *a0 = left_tiles(b, row_tile);
     const uint16_t *a1 = left_tiles(b, row_tile + 1);
     const uint16_t *w0 = right_tiles(b, panel);
     const uint16_t *w1 = right_tiles(b, panel + 1);
+    const size_t ahead = (size_t)PREFETCH_TILES * TILE_ELEMENTS;
     BT_TILE_ZERO(0);
     BT_TILE_ZERO(1);
     BT_TILE_ZERO(2);
@@ -101,8 +112,14 @@ static void run_2_by_2(const block *b, uint32_t row_tile, uint32_t panel)
     for (size_t i = 0; i < b->k_tiles * TILE_ELEMENTS; i += TILE_ELEMENTS) {
         BT_TILE_LOAD(4, a0 + i, 64);
         BT_TILE_LOAD(6, w0 + i, 64);
+        if (from_memory) {
+            prefetch_tile(w0 + i + ahead);
+        }
         BT_TILE_DP(0, 4, 6);
         BT_TILE_LOAD(7, w1 + i, 64);
+        if (from_memory) {
+            prefetch_tile(w1 + i + ahead);
+        }
         BT_TILE_DP(1, 4, 7);
         BT_TILE_LOAD(5, a1 + i, 64);
         BT_TILE_DP(2, 5, 6);
@@ -125,14 +142,6 @@ static void run_1_by_1(const block *b, uint32_t row_tile, uint32_t panel)
         BT_TILE_DP(0, 4, 6);
     }
     PUT(0, row_tile, panel);
-}
-
-BT_INLINE void prefetch_tile(const uint16_t *tile)
-{
-#pragma GCC unroll 16
-    for (uint32_t i = 0; i < TILE_ELEMENTS; i += 32) {
-        bt_prefetch(tile + i);
-    }
 }
 
 /* The only row tile times four panels. */
@@ -218,7 +227,11 @@ static void run_block(const block *b)
     for (; p < end; p += 2) {
         uint32_t t = 0;
         for (; p + 2 <= end && t + 2 <= n_tiles; t += 2) {
-            run_2_by_2(b, t, p);
+            if (t == 0) {
+                run_2_by_2(b, t, p, true);
+            } else {
+                run_2_by_2(b, t, p, false);
+            }
         }
         for (; t < n_tiles; t++) {
             run_1_by_1(b, t, p);

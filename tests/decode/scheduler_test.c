@@ -184,6 +184,7 @@ static void cancelled_pull_keeps_its_blocks_until_it_is_over(void **state)
     tell(&f, BT_DECODE_COMMAND_CANCEL, dropped);
     tell(&f, BT_DECODE_COMMAND_CANCEL, arrived);
     assert_false(dropped->done);
+    assert_false(step(&f));
     assert_int_equal(f.stats.n_pulling, 2);
     tell(&f, BT_DECODE_COMMAND_PULL_DROPPED, dropped);
     tell(&f, BT_DECODE_COMMAND_PULLED, arrived);
