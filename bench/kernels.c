@@ -266,10 +266,12 @@ static bt_status measure_attention(const bench *b)
 
 /* ---- program --------------------------------------------------------------------------- */
 
-/* The loop whose rate bounds a path. */
 static bt_status measure_all(bench *b, unsigned n_threads)
 {
-    bt_status status = bt_machine_compute_rate(n_threads, peak_of(b->be->name), &b->peak);
+    const char *bound; /* what the peak is made of */
+    bt_status status =
+        bt_machine_compute_rate(n_threads, bt_peak_of_path(b->be->name, &bound), &b->peak);
+    bt_report_fact(b->report, "peak", bound);
     if (status == BT_OK) {
         status = bt_machine_read_rate(n_threads, WEIGHT_BYTES / n_threads, &b->read);
     }
