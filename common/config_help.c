@@ -23,15 +23,15 @@ void bt_config_env_name(const char *name, char out[BT_CONFIG_NAME_BYTES])
     }
 }
 
-/* Words of `text` in lines of at most WIDTH columns behind `indent` spaces; its own line
- * breaks stay. */
+/* Words of `text` in lines of at most WIDTH columns behind `indent` spaces; of its own line breaks
+ * only a double one stays, as an empty line. */
 static void print_wrapped(const char *text, int indent, FILE *to)
 {
     while (*text) {
         int column = indent;
         fprintf(to, "%*s", indent, "");
         const char *separator = "";
-        while (*text && *text != '\n') {
+        while (*text && !(text[0] == '\n' && text[1] == '\n')) {
             const int len = (int)strcspn(text, " \n");
             if (len == 0) {
                 text++;
@@ -47,7 +47,10 @@ static void print_wrapped(const char *text, int indent, FILE *to)
         }
         fputc('\n', to);
         text += strspn(text, " ");
-        text += *text == '\n';
+        if (text[0] == '\n' && text[1] == '\n') {
+            fputc('\n', to);
+            text += 2;
+        }
     }
 }
 

@@ -107,7 +107,8 @@ static const bt_config_option options[] = {
 static const bt_config_spec spec = {
     .command = "baton worker",
     .section = "worker",
-    .summary = "Runs one worker.",
+    .summary = "Runs one worker with words enough that they have to be broken into lines that the source\n"
+               "breaks elsewhere.\n\nAnd a second paragraph.",
     .arguments = "[WORD...]",
     .examples = "Examples\n  baton worker --role prefill\n",
     .options = options,
@@ -419,6 +420,8 @@ static void help_teaches_every_option_in_80_columns(void **state)
     bt_config_destroy(config);
     char *text = printed(print_help, &spec);
     const char *const parts[] = {
+        "Runs one worker with words enough that they have to be broken into lines that\n"
+        "the source breaks elsewhere.\n\nAnd a second paragraph.\n",
         "Usage: baton worker [OPTIONS] [WORD...]\n",
         "\nNetwork\n  --listen HOST:PORT\n",
         "Default: 127.0.0.1:0; $BATON_LISTEN\n",
