@@ -119,7 +119,10 @@ class Members:
             for name in names:
                 if self.processes[name].poll() is not None:
                     raise AssertionError(f"{name} ended:\n{self.log(name)}")
-            return names == {n for n, w in self.workers().items() if w.state == pb.WORKER_STATE_READY}
+            try:
+                return names == {n for n, w in self.workers().items() if w.state == pb.WORKER_STATE_READY}
+            except grpc.RpcError:  # the connection to a router that was killed
+                return False
         wait_for(f"readiness of {sorted(names)}", ready)
 
     def wait_idle(self):
