@@ -197,7 +197,7 @@ static void load_queries(const bt_attention_part *part, const tile_fns *fns, scr
         sc->end[r] = 0;
         sc->n_seen[r] = 0;
         if (r >= part->n_queries) {
-            fns->load_q(sc, fns->rows, r, NULL, 0.0F, head_dim);
+            fns->load_q(sc, r, NULL, 0.0F, head_dim);
             memset(sc->s[r], 0, sizeof(sc->s[r]));
             continue;
         }
@@ -205,7 +205,7 @@ static void load_queries(const bt_attention_part *part, const tile_fns *fns, scr
         const uint32_t head = part->kv_head * group + (part->query_first + r) % group;
         const float *q =
             part->qkv + ((part->span->row_first + (size_t)row) * n_vectors + head) * head_dim;
-        fns->load_q(sc, fns->rows, r, q, args->scale, head_dim);
+        fns->load_q(sc, r, q, args->scale, head_dim);
         sc->end[r] = part->span->pos_first + row + 1;
     }
 }

@@ -47,10 +47,8 @@ static uint32_t padded_dim(uint32_t head_dim)
     return (uint32_t)bt_align_up(head_dim, 16);
 }
 
-static void load_q_amx(scratch *sc, uint32_t rows, uint32_t r, const float *q, float scale,
-                       uint32_t head_dim)
+static void load_q_amx(scratch *sc, uint32_t r, const float *q, float scale, uint32_t head_dim)
 {
-    (void)rows;
     if (q == NULL) {
         return; /* tiles have just n_queries rows */
     }

@@ -23,7 +23,7 @@ BT_INLINE void scores_run(const uint32_t rows, const uint32_t panels, const bt_k
             acc[r][p] = bt_v16_zero();
         }
     }
-    const float *q = sc->q;
+    const float *q = sc->q[0];
     const void *runs[4];
 #pragma GCC unroll 4
     for (uint32_t p = 0; p < panels; p++) {
@@ -38,7 +38,7 @@ BT_INLINE void scores_run(const uint32_t rows, const uint32_t panels, const bt_k
         }
 #pragma GCC unroll 12
         for (uint32_t r = 0; r < rows; r++) {
-            const bt_v16 b = bt_v16_set1(q[r]);
+            const bt_v16 b = bt_v16_set1(q[r * BT_HEAD_DIM_MAX]);
 #pragma GCC unroll 4
             for (uint32_t p = 0; p < panels; p++) {
                 acc[r][p] = bt_v16_fma(b, even[p], acc[r][p]);
@@ -46,13 +46,13 @@ BT_INLINE void scores_run(const uint32_t rows, const uint32_t panels, const bt_k
         }
 #pragma GCC unroll 12
         for (uint32_t r = 0; r < rows; r++) {
-            const bt_v16 b = bt_v16_set1(q[rows + r]);
+            const bt_v16 b = bt_v16_set1(q[r * BT_HEAD_DIM_MAX + 1]);
 #pragma GCC unroll 4
             for (uint32_t p = 0; p < panels; p++) {
                 acc[r][p] = bt_v16_fma(b, odd[p], acc[r][p]);
             }
         }
-        q += 2 * rows;
+        q += 2;
     }
 #pragma GCC unroll 12
     for (uint32_t r = 0; r < rows; r++) {
@@ -195,12 +195,15 @@ BT_INLINE void values_all(const uint32_t rows, const uint32_t panels, const bt_k
 BT_TILE_SHAPES(TILE_FNS)
 #undef TILE_FNS
 
-/* Queries to [head_dim][rows], scaled. */
-static void load_q_fma(scratch *sc, uint32_t rows, uint32_t r, const float *q, float scale,
-                       uint32_t head_dim)
+static void load_q_fma(scratch *sc, uint32_t r, const float *q, float scale, uint32_t head_dim)
 {
-    for (uint32_t c = 0; c < head_dim; c++) {
-        sc->q[c * rows + r] = q == NULL ? 0.0F : q[c] * scale;
+    if (q == NULL) {
+        memset(sc->q[r], 0, sizeof(sc->q[r]));
+        return;
+    }
+    const bt_v16 s = bt_v16_set1(scale);
+    for (uint32_t c = 0; c < head_dim; c += 16) {
+        bt_v16_store(&sc->q[r][c], bt_v16_mul(bt_v16_load_n(q + c, head_dim - c), s));
     }
 }
 

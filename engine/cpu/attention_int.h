@@ -25,7 +25,7 @@ _Static_assert((int)QUERIES_MAX <= (int)BT_V16_LANES, "the state of all queries 
 typedef struct scratch {
     float s[QUERIES_MAX][BT_STEP_TOKENS]; /* scores, then p */
     float o[QUERIES_MAX][BT_HEAD_DIM_MAX];
-    float q[BT_HEAD_DIM_MAX * QUERIES_MAX];    /* [head_dim][rows], scaled */
+    float q[QUERIES_MAX][BT_HEAD_DIM_MAX];     /* scaled */
     float lanes[QUERIES_MAX][BT_V16_LANES];    /* l */
     float total[QUERIES_MAX][BT_HEAD_DIM_MAX]; /* merged segments */
     bt_segment_state total_state[BT_V16_LANES];
@@ -52,8 +52,7 @@ typedef struct tile_fns {
     bool rounds_p; /* p is wanted as bf16 in p_bf16, else as f32 in s */
     void (*begin)(scratch *sc, uint32_t head_dim, uint32_t n_queries); /* may be NULL */
     /* Query r of the tile; NULL: there is none. */
-    void (*load_q)(scratch *sc, uint32_t rows, uint32_t r, const float *q, float scale,
-                   uint32_t head_dim);
+    void (*load_q)(scratch *sc, uint32_t r, const float *q, float scale, uint32_t head_dim);
     void (*scores)(scratch *sc, uint32_t head_dim, uint32_t n_blocks);
     void (*values)(scratch *sc, uint32_t head_dim, uint32_t n_queries); /* o = o c + p V */
     void (*end)(void); /* may be NULL */
