@@ -155,6 +155,7 @@ static void take_stats(bt_worker_run *run, const bt_kv_pull_stats *stats)
     run->bytes_moved = stats->bytes;
     run->blocks_moved = stats->blocks_moved;
     run->blocks_skipped = stats->blocks_skipped;
+    run->parts_left = stats->parts_left_at_complete;
     /* What the transfer added: from where both the prompt was computed and the blocks were
      * here to take it. */
     const int64_t ready_ns =

@@ -51,6 +51,7 @@ typedef struct bt_worker_run {
     uint64_t bytes_moved;
     uint32_t blocks_moved;
     uint32_t blocks_skipped;
+    uint32_t parts_left; /* decode: (layer, block) parts still to move when the prompt was done */
     const char *transport; /* "" before it is known; a constant */
 
     /* The table's. */

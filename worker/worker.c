@@ -280,11 +280,11 @@ static void log_finished(const bt_worker_run *run, const bt_link_finished *f)
            "request done: req=%016" PRIx64 "%016" PRIx64 " attempt=%" PRIu32
            " mode=%s status=%s prompt=%" PRIu32 " cached=%" PRIu32 " generated=%" PRIu32
            " queue_us=%" PRIu64 " prefill_us=%" PRIu64 " transfer_us=%" PRIu64 " decode_us=%" PRIu64
-           " blocks=%" PRIu32 " bytes=%" PRIu64 " why=\"%s\"",
+           " blocks=%" PRIu32 " bytes=%" PRIu64 " parts_left=%" PRIu32 " why=\"%s\"",
            f->id.hi, f->id.lo, f->attempt, modes[run->mode], bt_status_name(f->status),
            f->prompt_tokens, f->cached_tokens, f->generated_tokens, f->queue_ns / 1000,
            f->prefill_ns / 1000, f->transfer_ns / 1000, f->decode_ns / 1000, f->blocks_moved,
-           f->bytes_moved, f->error.text);
+           f->bytes_moved, run->parts_left, f->error.text);
 }
 
 bool bt_worker_finish_run(bt_worker *worker, bt_worker_run *run)

@@ -311,11 +311,12 @@ static bt_worker_options worker_options(const bt_rig *rig, const bt_rig_options 
     };
 }
 
-static bt_model *load_model(const bt_rig *rig, const bt_worker_options *worker, const char *kernels)
+static bt_model *load_model(const bt_rig *rig, const bt_worker_options *worker,
+                            const bt_rig_options *o)
 {
     bt_model_options options = {
-        .path = rig->model_path,
-        .kernels = kernels != NULL ? kernels : "reference",
+        .path = o->model_path != NULL ? o->model_path : rig->model_path,
+        .kernels = o->kernels != NULL ? o->kernels : "reference",
         .kv_format = BT_KV_FORMAT_BF16,
         .n_threads = 1,
     };
@@ -337,7 +338,7 @@ static void start_worker(bt_rig *rig, const bt_rig_options *o, bt_rig_worker whi
     const char *routers[] = {address};
     options.routers = routers;
     half *h = &rig->halves[which];
-    h->model = load_model(rig, &options, o->kernels);
+    h->model = load_model(rig, &options, o);
     options.model = h->model;
     bt_error err = {{0}};
     bt_status status;

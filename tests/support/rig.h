@@ -31,6 +31,7 @@ typedef enum bt_rig_worker {
 
 typedef struct bt_rig_options {
     const bt_tiny_model *shape; /* NULL: bt_tiny_model_odd */
+    const char *model_path;     /* this one in place of `shape` */
     bool no_prefill;
     bool no_decode;
     bt_kv_transport transport; /* AUTO: loopback */
