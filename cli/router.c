@@ -26,6 +26,7 @@ typedef struct router_options {
     int64_t local_prefill_tokens;
     bool allow_mixed_numerics;
     int64_t attempts_max;
+    int64_t recoveries_max;
     int64_t prefix_blocks_max;
     int64_t worker_timeout_ns;
     bt_process_options process;
@@ -159,8 +160,17 @@ static const bt_config_option options_table[] = {
      .unit = "attempts",
      .min = 1,
      .max = 16,
-     .help = "How often a request is placed before it fails, the first time included.",
+     .help = "How often a request is placed in a row without a new token before it fails.",
      .offset = FIELD(attempts_max)},
+    {.name = "recoveries-max",
+     .type = BT_CONFIG_INT,
+     .group = "Placement",
+     .fallback = "3",
+     .unit = "recoveries",
+     .min = 0,
+     .max = 100,
+     .help = "How often a stream that has begun goes on elsewhere when its worker is lost.",
+     .offset = FIELD(recoveries_max)},
     {.name = "prefix-blocks-max",
      .type = BT_CONFIG_INT,
      .group = "Placement",
@@ -250,6 +260,7 @@ static bt_status start_router(router_process *r, bt_error *err)
     options.local_prefill_tokens = (uint32_t)o->local_prefill_tokens;
     options.allow_mixed_numerics = o->allow_mixed_numerics;
     options.attempts_max = (uint32_t)o->attempts_max;
+    options.recoveries_max = (uint32_t)o->recoveries_max;
     options.prefix_blocks_max = (uint32_t)o->prefix_blocks_max;
     options.worker_timeout_ms = (uint64_t)(o->worker_timeout_ns / MS);
     return bt_router_create(r->process.loop, r->process.rpc, r->process.metrics, &options,

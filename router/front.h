@@ -68,6 +68,7 @@ typedef struct bt_router_summary {
     uint64_t bytes_moved;
     char transport[16];
     uint32_t attempts;
+    uint32_t recoveries; /* of the attempts, those that went on with a stream that had begun */
     uint32_t preemptions;
     uint8_t numerics_id[BT_LINK_ID_BYTES];
     bool has_numerics;

@@ -5,16 +5,23 @@
  * sent at once under one (id, attempt), and every event names them, so what an older attempt
  * still says is told apart and dropped. What a leg's end means:
  *
- *   leg, its end                          no token released        some released
+ *   leg, its end                          it brought no token      it brought some
  *   P  ok, goes on at D                   D decides                D decides
  *   P  ok, the first token was the last   complete                 complete
  *   P  failed or lost                     retry without this P     D decides
  *   D  ok                                 wait for P's token       complete
- *   D  failed: its peer                   retry without this P     UNAVAILABLE
- *   D  failed or lost                     retry without this D     UNAVAILABLE
+ *   D  failed: its peer                   retry without this P     recover without this P
+ *   D  failed or lost                     retry without this D     recover without this D
  *   any: the request itself is wrong      fail                     fail
  *
- * "Without" is a preference: with nobody else left, the policy takes a failed worker again. */
+ * "Without" is a preference: with nobody else left, the policy takes a failed worker again.
+ *
+ * A retry and a recovery are one thing, the next attempt: its run has the prompt and the tokens so
+ * far, and its first token has the index of the next one. They are counted apart: attempts_max
+ * bounds the attempts in a row that bring nothing, recoveries_max how often a stream breaks off
+ * that had got on. A stream that broke off behind its last token is complete. If parts of an
+ * echoed prompt are missing yet, the attempt begins from the start: what it says again is the
+ * same, and dropped. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,7 +122,9 @@ static void fill_matches(bt_router_request *request, bt_router_worker_view *view
 
 static bool has_failed(const bt_router_request *request, uint64_t session)
 {
-    for (uint32_t i = 0; i < request->n_failed; i++) {
+    const uint32_t n = request->n_failed < BT_ROUTER_FAILED_MAX ? request->n_failed
+                                                                : (uint32_t)BT_ROUTER_FAILED_MAX;
+    for (uint32_t i = 0; i < n; i++) {
         if (request->failed[i] == session) {
             return true;
         }
@@ -125,9 +134,8 @@ static bool has_failed(const bt_router_request *request, uint64_t session)
 
 static void note_failed(bt_router_request *request, uint64_t session)
 {
-    if (session != 0 && !has_failed(request, session) &&
-        request->n_failed < BT_ROUTER_ATTEMPTS_MAX) {
-        request->failed[request->n_failed++] = session;
+    if (session != 0 && !has_failed(request, session)) {
+        request->failed[request->n_failed++ % BT_ROUTER_FAILED_MAX] = session;
     }
 }
 
@@ -138,6 +146,21 @@ typedef struct choice {
     uint32_t p_matched_tokens;
 } choice;
 
+static uint32_t count_output(const bt_router_request *request)
+{
+    uint32_t n;
+    (void)bt_router_reply_tokens(request->reply, &n);
+    return n;
+}
+
+/* The next attempt has to report the prompt, with logprobs. */
+static bool wants_echo(const bt_router_request *request)
+{
+    return request->sampling.echo && bt_router_reply_lacks_prompt(request->reply);
+}
+
+/* BT_ENOTFOUND: a stream that has begun fits nobody who is here: none of its numerics is, or none
+ * that could hold it. Others need not wait behind it. */
 static bt_status choose(bt_router_request *request, uint32_t n_tokens, choice *out)
 {
     bt_router *router = request->router;
@@ -145,7 +168,7 @@ static bt_status choose(bt_router_request *request, uint32_t n_tokens, choice *o
     uint32_t slots[BT_ROUTER_WORKERS_MAX];
     const size_t n = bt_router_view(router, request->model_idx, true, views, slots);
     const bt_sampling *s = &request->sampling;
-    const bool scores_prompt = s->echo && s->logprobs;
+    const bool scores_prompt = wants_echo(request) && s->logprobs;
     if (!scores_prompt) {
         fill_matches(request, views, slots, n);
     }
@@ -156,7 +179,7 @@ static bt_status choose(bt_router_request *request, uint32_t n_tokens, choice *o
         .prefill_only = s->max_tokens <= 1 + (n_tokens - request->n_prompt),
         .bypass_cache = scores_prompt,
     };
-    const bool has_begun = n_tokens > request->n_prompt;
+    const bool has_begun = count_output(request) > 0;
     for (size_t i = 0; i < n; i++) {
         const bt_router_worker *worker = bt_router_registry_at(router->registry, slots[i]);
         views[i].excluded = has_failed(request, worker->session);
@@ -167,11 +190,14 @@ static bt_status choose(bt_router_request *request, uint32_t n_tokens, choice *o
         }
     }
     if (has_begun && !wanted.has_numerics && !router->options.allow_mixed_numerics) {
-        return BT_AGAIN; /* nobody here goes on with the same tokens */
+        return BT_ENOTFOUND;
     }
     const bt_router_policy_options options = bt_router_policy_options_of(router);
     bt_router_placement placement;
     const bt_status status = bt_router_policy_place(views, n, &wanted, &options, &placement);
+    if (status == BT_EINVAL && has_begun) {
+        return BT_ENOTFOUND; /* too long for those who are left */
+    }
     if (status != BT_OK) {
         return status;
     }
@@ -249,6 +275,9 @@ static bt_status collect_tokens(const bt_router_request *request, const int32_t 
     uint32_t n_output;
     const int32_t *prompt = bt_router_prompt_tokens(request->prompt, &n_prompt);
     const int32_t *output = bt_router_reply_tokens(request->reply, &n_output);
+    if (wants_echo(request)) {
+        n_output = 0;
+    }
     *to_free = NULL;
     *tokens = prompt;
     *n = n_prompt + n_output;
@@ -283,6 +312,7 @@ static bt_status send_runs(bt_router_request *request, const choice *c, const in
                            uint32_t n_tokens)
 {
     bt_sampling sampling = request->sampling;
+    sampling.echo = wants_echo(request);
     const uint64_t rest =
         n_tokens - (c->p_matched_tokens < n_tokens ? c->p_matched_tokens : n_tokens);
     const int64_t left_ns = request->deadline_ns - bt_clock_now_ns();
@@ -334,6 +364,10 @@ static bt_status send_runs(bt_router_request *request, const choice *c, const in
 static void note_numerics(bt_router_request *request, const choice *c)
 {
     const bt_router_worker *first = c->p != NULL ? c->p : c->d;
+    if (count_output(request) > 0 &&
+        memcmp(request->summary.numerics_id, first->hello.numerics_id, BT_LINK_ID_BYTES) != 0) {
+        request->summary.mixed_numerics = true;
+    }
     memcpy(request->summary.numerics_id, first->hello.numerics_id, BT_LINK_ID_BYTES);
     request->summary.has_numerics = true;
     if (c->p != NULL && c->d != NULL && c->p->numerics != c->d->numerics) {
@@ -341,7 +375,7 @@ static void note_numerics(bt_router_request *request, const choice *c)
     }
 }
 
-/* One attempt. BT_AGAIN, BT_EINVAL: the policy's; else what the link said. */
+/* One attempt. BT_AGAIN, BT_ENOTFOUND, BT_EINVAL: as of choose(); else what the link said. */
 static bt_status try_once(bt_router_request *request)
 {
     const int32_t *tokens;
@@ -355,6 +389,9 @@ static bt_status try_once(bt_router_request *request)
     status = choose(request, n_tokens, &c);
     if (status == BT_OK) {
         request->attempt++;
+        request->n_fruitless++;
+        request->n_before = count_output(request);
+        request->n_resumed = n_tokens - request->n_prompt;
         request->decode_done = false;
         memset(request->legs, 0, sizeof request->legs);
         note_numerics(request, &c);
@@ -373,6 +410,16 @@ static bt_status try_once(bt_router_request *request)
 /* All attempts are used up. Refused for lack of room is the client's business: it may wait. */
 static void give_up(bt_router_request *request)
 {
+    const uint32_t n_output = count_output(request);
+    if (n_output > 0) {
+        bt_router_request_fail(request, BT_EPEER,
+                               "the reply broke off after %" PRIu32 " tokens and could not be "
+                               "resumed (recoveries: %" PRIu32 ", attempts: %" PRIu32 "); the last "
+                               "reason: %.120s",
+                               n_output, request->n_recoveries, request->attempt,
+                               request->last_failure.text);
+        return;
+    }
     const bt_status status =
         request->last_failure_status == BT_EEXHAUSTED ? BT_EEXHAUSTED : BT_EPEER;
     bt_router_request_fail(request, status,
@@ -384,19 +431,22 @@ static void give_up(bt_router_request *request)
 bt_status bt_router_request_place(bt_router_request *request)
 {
     const bt_router_options *options = &request->router->options;
-    while (request->attempt < options->attempts_max) {
+    while (request->n_fruitless < options->attempts_max) {
         const bt_status status = try_once(request);
         switch (status) {
         case BT_OK:
             request->state = BT_ROUTER_REQUEST_PREFILLING;
-            request->placed_ns = bt_clock_now_ns();
+            if (request->first_token_ns == 0) {
+                request->placed_ns = bt_clock_now_ns();
+            }
             bt_router_request_arm(request);
             if (request->attempt == 1 && bt_router_reply_prompt_count(request->reply) > 0) {
                 bt_router_request_notify(request); /* the echoed prompt */
             }
             return BT_OK;
         case BT_AGAIN:
-            return BT_AGAIN;
+        case BT_ENOTFOUND:
+            return status;
         case BT_EPEER:
             request->last_failure_status =
                 bt_error_set(&request->last_failure, status, "a worker could not be reached");
@@ -430,20 +480,65 @@ static bool is_the_requests_own(bt_status status)
            status == BT_EDEADLINE || status == BT_EPERMISSION;
 }
 
+/* What the prefill worker of the first attempt that got on said, for the usage. */
+static void keep_first_report(bt_router_request *request)
+{
+    const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
+    const bt_router_leg *leg = p->used ? p : &request->legs[BT_ROUTER_LEG_D];
+    if (request->n_recoveries == 0 && leg->has_report && leg->report.status == BT_OK) {
+        request->first_report = leg->report;
+        request->has_first_report = true;
+    }
+}
+
 static void retry(bt_router_request *request, uint64_t bad_session)
 {
     bt_router *router = request->router;
     note_failed(request, bad_session);
     bt_router_request_close_legs(request);
-    if (request->attempt >= router->options.attempts_max) {
+    const uint32_t n_output = count_output(request);
+    const bool is_recovery = n_output > request->n_before;
+    if (is_recovery && request->n_recoveries >= router->options.recoveries_max) {
         give_up(request);
         return;
     }
-    bt_router_report_retry(router);
-    bt_log(BT_WARN, "request retried: req=%s attempt=%" PRIu32 " why=\"%s\"", request->label,
-           request->attempt, request->last_failure.text);
+    if (is_recovery) {
+        keep_first_report(request);
+        request->n_recoveries++;
+        request->n_fruitless = 0;
+    }
+    if (request->n_fruitless >= router->options.attempts_max) {
+        give_up(request);
+        return;
+    }
+    bt_router_report_retry(router, is_recovery);
+    bt_log(BT_WARN,
+           "request retried: req=%s attempt=%" PRIu32 " recoveries=%" PRIu32
+           " generated_tokens=%" PRIu32 " why=\"%s\"",
+           request->label, request->attempt, request->n_recoveries, n_output,
+           request->last_failure.text);
     bt_router_request_enqueue(request);
     bt_wake_ring(router->queue_wake);
+}
+
+/* All tokens had come before their worker went, only its last word had not. */
+static bool complete_if_over(bt_router_request *request)
+{
+    uint32_t n_output;
+    const int32_t *tokens = bt_router_reply_tokens(request->reply, &n_output);
+    if (n_output == 0 || bt_router_reply_has_gap(request->reply)) {
+        return false;
+    }
+    const bool has_end = bt_router_reply_has_end(request->reply);
+    if (!has_end && n_output < request->sampling.max_tokens) {
+        return false;
+    }
+    if (has_end) {
+        request->summary.has_stop_token = true;
+        request->summary.stop_token = tokens[n_output - 1];
+    }
+    bt_router_request_complete(request, has_end ? BT_FINISH_STOP : BT_FINISH_LENGTH);
+    return true;
 }
 
 /* A leg ended badly (its own report, or its worker is lost); it is unbound already. */
@@ -459,8 +554,7 @@ static void leg_failed(bt_router_request *request, int leg_idx, bt_status status
     const bt_router_leg *leg = &request->legs[leg_idx];
     const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
     const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
-    uint32_t n_output;
-    (void)bt_router_reply_tokens(request->reply, &n_output);
+    const uint32_t n_output = count_output(request);
     request->last_failure_status =
         bt_error_set(&request->last_failure, status, "%s worker '%s': %.160s",
                      leg_idx == BT_ROUTER_LEG_P ? "prefill" : "decode", leg->name, text);
@@ -468,15 +562,15 @@ static void leg_failed(bt_router_request *request, int leg_idx, bt_status status
         bt_router_request_fail(request, status, "%s", text);
         return;
     }
-    if (leg_idx == BT_ROUTER_LEG_P && n_output > 0 && d->open) {
+    if (leg_idx == BT_ROUTER_LEG_P && n_output > request->n_resumed && d->open &&
+        !bt_router_reply_lacks_prompt(request->reply)) {
         return; /* D has the KV already, or will say that it has not */
     }
-    if (n_output > 0) {
-        bt_router_request_fail(request, BT_EPEER, "%s (after %" PRIu32 " generated tokens)",
-                               request->last_failure.text, n_output);
+    if (complete_if_over(request)) {
         return;
     }
     const bool peers_fault = leg_idx == BT_ROUTER_LEG_D && !is_lost && p->used &&
+                             n_output <= request->n_resumed + 1 && /* D was not decoding yet */
                              bt_status_scope_of(status) == BT_STATUS_SCOPE_PEER;
     retry(request, peers_fault ? p->session : leg->session);
 }
@@ -519,9 +613,8 @@ static void finish_decode(bt_router_request *request)
 {
     const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
     const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
-    uint32_t n_output;
-    (void)bt_router_reply_tokens(request->reply, &n_output);
-    const bool is_whole = (n_output > 0 || request->sampling.max_tokens == 0) &&
+    const bool has_token = count_output(request) > request->n_resumed;
+    const bool is_whole = (has_token || request->sampling.max_tokens == 0) &&
                           !bt_router_reply_has_gap(request->reply);
     if (is_whole) {
         request->summary.has_stop_token = d->report.has_stop_token;
@@ -534,14 +627,15 @@ static void finish_decode(bt_router_request *request)
     }
 }
 
-/* What follows from new tokens; the request may be gone afterwards. */
-static void after_tokens(bt_router_request *request)
+/* What follows from tokens; the request may be gone afterwards. */
+static void after_tokens(bt_router_request *request, bool is_prompt, uint32_t n_output_before)
 {
     bt_router *router = request->router;
-    uint32_t n_output;
-    (void)bt_router_reply_tokens(request->reply, &n_output);
-    if (n_output > 0) {
+    const uint32_t n_output = count_output(request);
+    if (n_output > n_output_before) {
         request->last_token_ns = bt_clock_now_ns();
+    }
+    if (n_output > 0 && !is_prompt) {
         if (request->state == BT_ROUTER_REQUEST_PREFILLING) {
             request->state = BT_ROUTER_REQUEST_DECODING;
             settle_prefill(request);
@@ -586,6 +680,7 @@ void bt_router_on_tokens(bt_router *router, bt_router_worker *worker, const bt_l
         return;
     }
     bt_status status;
+    const uint32_t n_output = count_output(request);
     if (tokens->is_prompt) {
         status =
             bt_router_reply_push_prompt(request->reply, tokens->first_index, tokens->results,
@@ -611,16 +706,15 @@ void bt_router_on_tokens(bt_router *router, bt_router_worker *worker, const bt_l
         leg_failed(request, leg_idx, BT_EPROTOCOL, "it sent tokens that make no sense", false);
         return;
     }
-    after_tokens(request);
+    after_tokens(request, tokens->is_prompt, n_output);
 }
 
 /* P is through and D goes on, or the first token was the last. */
 static void finish_prefill(bt_router_request *request, const bt_link_finished *finished)
 {
     const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
-    uint32_t n_output;
-    (void)bt_router_reply_tokens(request->reply, &n_output);
-    const bool has_token = n_output > 0 || request->sampling.max_tokens == 0;
+    const bool has_token =
+        count_output(request) > request->n_resumed || request->sampling.max_tokens == 0;
     if (!has_token) {
         leg_failed(request, BT_ROUTER_LEG_P, BT_EPROTOCOL, "it finished without a token", false);
         return;

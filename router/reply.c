@@ -292,6 +292,11 @@ bt_status bt_router_reply_finish(bt_router_reply *reply)
     return status;
 }
 
+bool bt_router_reply_has_end(const bt_router_reply *reply)
+{
+    return reply->ids.n > 0 && !is_shown(reply, reply->ids.ids[reply->ids.n - 1]);
+}
+
 const int32_t *bt_router_reply_tokens(const bt_router_reply *reply, uint32_t *n)
 {
     *n = (uint32_t)reply->ids.n;

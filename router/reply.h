@@ -64,6 +64,9 @@ BT_MUST_CHECK bt_status bt_router_reply_push_prompt(bt_router_reply *reply, uint
 /* No token comes after this: what was held back becomes text. BT_ENOMEM. */
 BT_MUST_CHECK bt_status bt_router_reply_finish(bt_router_reply *reply);
 
+/* The newest output token is one that ends a generation (an end of text, a stop token). */
+bool bt_router_reply_has_end(const bt_router_reply *reply);
+
 /* Output tokens released so far, in order; borrowed until the next push. */
 const int32_t *bt_router_reply_tokens(const bt_router_reply *reply, uint32_t *n);
 

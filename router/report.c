@@ -33,6 +33,7 @@ static const char *const end_names[N_ENDS] = {
 struct bt_router_meters {
     bt_counter *ends[N_ENDS];
     bt_counter *retries;
+    bt_counter *recoveries;
     bt_counter *prompt_tokens;
     bt_counter *cached_tokens;
     bt_counter *generated_tokens;
@@ -68,6 +69,9 @@ bt_status bt_router_meters_create(bt_metrics *m, bt_router_meters **out)
     }
     meters->retries = bt_metrics_counter(m, "baton_router_retries_total",
                                          "Placements after a failed one.", BT_NO_LABELS);
+    meters->recoveries = bt_metrics_counter(
+        m, "baton_router_recoveries_total",
+        "Streams that had begun and were resumed on other workers.", BT_NO_LABELS);
     meters->prompt_tokens = bt_metrics_counter(m, "baton_router_prompt_tokens_total",
                                                "Prompt tokens of requests.", BT_NO_LABELS);
     meters->cached_tokens =
@@ -149,11 +153,19 @@ static void fill_route(const bt_router_request *request, bt_router_summary *s)
     memcpy(s->prefill_worker, prefill->name, sizeof s->prefill_worker);
     memcpy(s->decode_worker, decode->name, sizeof s->decode_worker);
     if (prefill->has_report) {
-        s->cached_tokens = prefill->report.cached_tokens;
-        s->queue_ms += ms_of(prefill->report.queue_ns);
-        s->prefill_ms = ms_of(prefill->report.prefill_ns);
         s->blocks_total = prefill->report.blocks_total;
         s->preemptions = prefill->report.preemptions;
+    }
+    /* After a recovery the prompt's part of it is what the first one said: the prompt counts once,
+     * and what that attempt computed is no hit of the next one. */
+    const bt_link_finished *first = request->has_first_report ? &request->first_report
+                                    : prefill->has_report     ? &prefill->report
+                                                              : NULL;
+    if (first != NULL) {
+        s->cached_tokens =
+            first->cached_tokens < request->n_prompt ? first->cached_tokens : request->n_prompt;
+        s->queue_ms += ms_of(first->queue_ns);
+        s->prefill_ms = ms_of(first->prefill_ns);
     }
     if (p->used && d->used && d->has_report) {
         s->transfer_ms = ms_of(d->report.transfer_ns);
@@ -175,6 +187,7 @@ static void fill_summary(bt_router_request *request)
     s->prompt_tokens = request->n_prompt;
     s->generated_tokens = n_output;
     s->attempts = request->attempt;
+    s->recoveries = request->n_recoveries;
     s->queue_ms =
         ms_between(request->received_ns, request->placed_ns == 0 ? now_ns : request->placed_ns);
     s->ttft_ms = ms_between(request->received_ns, request->first_token_ns);
@@ -234,14 +247,14 @@ void bt_router_report_end(bt_router_request *request)
         " end=%s model=%s prompt_tokens=%" PRIu32 " cached_tokens=%" PRIu32
         " generated_tokens=%" PRIu32 " queue_ms=%.1f prefill_ms=%.1f transfer_ms=%.1f"
         " ttft_ms=%.1f tpot_ms=%.2f total_ms=%.1f prefill_worker=%s decode_worker=%s"
-        " attempts=%" PRIu32 " blocks_moved=%" PRIu32 " bytes_moved=%" PRIu64
+        " attempts=%" PRIu32 " recoveries=%" PRIu32 " blocks_moved=%" PRIu32 " bytes_moved=%" PRIu64
         " preemptions=%" PRIu32 "%s%s%s",
         request->label, request->id.hi, request->id.lo, end_names[end],
         bt_router_models_at(request->router->models, request->model_idx)->name, s->prompt_tokens,
         s->cached_tokens, s->generated_tokens, s->queue_ms, s->prefill_ms, s->transfer_ms,
         s->ttft_ms, s->tpot_ms, s->total_ms, s->prefill_worker[0] != '\0' ? s->prefill_worker : "-",
-        s->decode_worker[0] != '\0' ? s->decode_worker : "-", s->attempts, s->blocks_moved,
-        s->bytes_moved, s->preemptions, request->status != BT_OK ? " why=\"" : "",
+        s->decode_worker[0] != '\0' ? s->decode_worker : "-", s->attempts, s->recoveries,
+        s->blocks_moved, s->bytes_moved, s->preemptions, request->status != BT_OK ? " why=\"" : "",
         request->status != BT_OK ? request->error.text : "", request->status != BT_OK ? "\"" : "");
 }
 
@@ -252,10 +265,13 @@ void bt_router_report_refusal(bt_router *router, bt_status status)
     bt_counter_add(router->meters->ends[end_of(status, BT_FINISH_ERROR)], 1);
 }
 
-void bt_router_report_retry(bt_router *router)
+void bt_router_report_retry(bt_router *router, bool is_recovery)
 {
     router->counts.n_retries++;
     bt_counter_add(router->meters->retries, 1);
+    if (is_recovery) {
+        bt_counter_add(router->meters->recoveries, 1);
+    }
 }
 
 void bt_router_report_tick(bt_router *router)

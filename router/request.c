@@ -4,13 +4,13 @@
  *   submit()                 computed()             place()
  *      |      TOKENIZING --------------> QUEUED ----------------> PREFILLING
  *      |          |                        ^                        |  |  first token
- *      |          |                        |  retry: a worker       |  | on_tokens()
- *      |          |                        +--failed before its-----+  v
- *      |          |                           first token         DECODING
+ *      |          |                        |  retry, recovery:      |  | on_tokens()
+ *      |          |                        +--a worker failed-------+  v
+ *      |          |                        `---------------------- DECODING
  *      |          |                                                 |  last token, or a stop
  *      |          |  fail(): bad input, deadline, no                v  string: complete()
- *      |          |  worker in time, retries used up,            ENDING
- *      |          |  decode worker gone, slow client                |  all reports are in, or
+ *      |          |  worker in time, attempts used up,           ENDING
+ *      |          |  slow client                                    |  all reports are in, or
  *      |          v                                                 v  BT_ROUTER_REPORT_WAIT_MS
  *      +---------------------------------------------------------> DONE --> release() --> FREE
  *
@@ -22,8 +22,8 @@
  *   3. a request is in the queue's list in QUEUED alone;
  *   4. the prompt is not touched while job_running; a slot is not reused before the job is back;
  *   5. notify() comes last: the front may release the request inside.
- * A resume in the middle of a stream is a retry too: place() sends prompt and tokens so far, and
- * the reply merges by index. Who decides when a retry is allowed is placement.c.
+ * A recovery in the middle of a stream is a retry too: place() sends prompt and tokens so far, and
+ * the reply merges by index. Who decides when one is allowed is placement.c.
  *
  * One timer for each slot serves deadline, longest wait in the queue, for reports and for the
  * client to read the rest: at each change of state it is set to the first of those that hold. */
@@ -147,19 +147,21 @@ void bt_router_queue_drain(void *ctx)
     bt_router_request *next = NULL;
     for (bt_router_request *request = router->queue_head; request != NULL; request = next) {
         next = request->next;
-        /* In order within a model: nobody passes the first one that finds no room. */
+        /* In order within a model: nobody passes the first one that finds no room. One that has
+         * begun and can't go on with those who are here holds up nobody. */
         if (is_full[request->model_idx]) {
             continue;
         }
         leave_queue(request);
-        if (bt_router_request_place(request) == BT_AGAIN) {
+        const bt_status status = bt_router_request_place(request);
+        if (status != BT_OK) {
             const int64_t deadline_ns = request->queue_deadline_ns;
             const int64_t queued_ns = request->queued_ns;
             bt_router_request_enqueue(request);
             request->queue_deadline_ns = deadline_ns;
             request->queued_ns = queued_ns;
             bt_router_request_arm(request);
-            is_full[request->model_idx] = true;
+            is_full[request->model_idx] = status == BT_AGAIN;
         }
     }
 }
@@ -171,6 +173,15 @@ static void on_queue_deadline(bt_router_request *request, int64_t now_ns)
     bt_error why;
     const bt_status status = bt_router_describe_shortage(request->router, request->model_idx, &why);
     const int64_t waited_ms = (now_ns - request->queued_ns) / ms_ns;
+    uint32_t n_output = 0;
+    (void)bt_router_reply_tokens(request->reply, &n_output);
+    if (n_output > 0) {
+        bt_router_request_fail(request, BT_EPEER,
+                               "the reply broke off after %" PRIu32 " tokens, and no worker could "
+                               "go on with it for %" PRId64 " ms; the reason: %.120s",
+                               n_output, waited_ms, request->last_failure.text);
+        return;
+    }
     if (request->last_failure.text[0] != '\0') {
         bt_router_request_fail(request, status, "%s (waited %" PRId64 " ms); before that: %.100s",
                                why.text, waited_ms, request->last_failure.text);

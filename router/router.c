@@ -41,6 +41,7 @@ void bt_router_options_init(bt_router_options *options)
         .retry_pushback_ms = 1000,
         .local_prefill = true,
         .attempts_max = 3,
+        .recoveries_max = 3,
         .prefix_blocks_max = 1 << 18,
         .worker_timeout_ms = 3000,
     };
@@ -193,6 +194,7 @@ static bt_status check_options(const bt_router_options *o, bt_error *err)
         {"read_time_ms", o->read_time_ms, 1, day_ms},
         {"retry_pushback_ms", o->retry_pushback_ms, 0, day_ms},
         {"attempts_max", o->attempts_max, 1, BT_ROUTER_ATTEMPTS_MAX},
+        {"recoveries_max", o->recoveries_max, 0, BT_ROUTER_RECOVERIES_MAX},
         {"prefix_blocks_max", o->prefix_blocks_max, 1, 1 << 28},
         {"worker_timeout_ms", o->worker_timeout_ms, 100, day_ms},
     };

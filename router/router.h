@@ -54,7 +54,8 @@ typedef struct bt_router_options {
     bool local_prefill;            /* D may prefill when no prefill worker is ready */
     uint32_t local_prefill_tokens; /* rests shorter than this are prefilled on D; 0: never */
     bool allow_mixed_numerics;     /* pair workers of different numerics ids */
-    uint32_t attempts_max;         /* placements of one request, the first included; 1..16 */
+    uint32_t attempts_max;         /* placements in a row without a new token; 1..16 */
+    uint32_t recoveries_max;       /* times a stream that has begun goes on elsewhere; 0..100 */
     uint32_t prefix_blocks_max;    /* entries of the prefix map */
     uint64_t worker_timeout_ms;    /* silence after which a worker is taken for dead */
 } bt_router_options;

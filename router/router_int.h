@@ -24,6 +24,8 @@
 
 enum {
     BT_ROUTER_ATTEMPTS_MAX = 16,
+    BT_ROUTER_RECOVERIES_MAX = 100,
+    BT_ROUTER_FAILED_MAX = 32,
     BT_ROUTER_REPORT_WAIT_MS = 200, /* for workers' numbers, after the last token */
 };
 
@@ -89,10 +91,16 @@ struct bt_router_request {
     bt_router_prompt *prompt;
     bt_router_reply *reply;
     uint32_t n_prompt;
-    uint32_t attempt; /* 1 from the first placement on */
+    uint32_t attempt;      /* 1 from the first placement on */
+    uint32_t n_fruitless;  /* of these, the newest ones in a row that brought no new token */
+    uint32_t n_recoveries; /* attempts that had to go on with what an earlier one began */
+    uint32_t n_before;     /* output tokens released before this attempt */
+    uint32_t n_resumed;    /* of them sent along: this attempt's first token has that index */
     bt_router_leg legs[BT_ROUTER_LEGS];
-    uint32_t n_failed; /* sessions that failed this request */
-    uint64_t failed[BT_ROUTER_ATTEMPTS_MAX];
+    bool has_first_report; /* of the prefill worker whose attempt was recovered from */
+    bt_link_finished first_report;
+    uint32_t n_failed; /* sessions that failed this request; the newest are kept */
+    uint64_t failed[BT_ROUTER_FAILED_MAX];
     bt_status last_failure_status;
     bt_error last_failure;
     uint64_t n_mismatches; /* of the reply, already logged */
@@ -101,7 +109,7 @@ struct bt_router_request {
     bt_timer *timer; /* the next of the moments below; kept by the slot */
     int64_t received_ns;
     int64_t queued_ns; /* since when it waits in the queue */
-    int64_t placed_ns; /* last placement */
+    int64_t placed_ns; /* last placement before the first token */
     int64_t first_token_ns;
     int64_t last_token_ns;
     int64_t deadline_ns;
@@ -205,7 +213,8 @@ void bt_router_requests_fail_all(bt_router *router, const char *why);
 /* ---- placement.c ---- */
 
 /* Sends the request to workers. BT_OK: PREFILLING now, or ended (DONE) because it can't be
- * placed ever. BT_AGAIN: no worker is free for it, it stays as it is. */
+ * placed ever. BT_AGAIN: no worker is free for it, it stays as it is. BT_ENOTFOUND: as before, and
+ * those behind it may be placed: no worker that is here could go on with what it has begun. */
 BT_MUST_CHECK bt_status bt_router_request_place(bt_router_request *request);
 
 /* Unbinds open legs, and tells their workers to stop. */
@@ -236,7 +245,7 @@ void bt_router_report_end(bt_router_request *request);
 
 /* A request was refused before it had a slot. */
 void bt_router_report_refusal(bt_router *router, bt_status status);
-void bt_router_report_retry(bt_router *router);
+void bt_router_report_retry(bt_router *router, bool is_recovery);
 
 /* Gauges of now. */
 void bt_router_report_tick(bt_router *router);

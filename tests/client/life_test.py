@@ -283,8 +283,8 @@ class DeathTest(unittest.TestCase):
         members.wait_idle()
         members.close_clean(self)
 
-    def test_decode_worker_killed_in_mid_stream_ends_the_stream_and_frees_the_rest(self):
-        members = self.start({"p": "prefill", "d": "decode"}, "--no-local-prefill")
+    def test_only_decode_worker_killed_in_mid_stream_ends_the_stream_after_the_queue_time_and_frees_the_rest(self):
+        members = self.start({"p": "prefill", "d": "decode"}, "--no-local-prefill", "--queue-time", "300ms")
         call = members.stub.Generate(pb.GenerateRequest(text="hi", sampling=pb.Sampling(max_tokens=900, ignore_eos=True)),
                                      timeout=TIMEOUT_S)
         next(call)
@@ -293,6 +293,7 @@ class DeathTest(unittest.TestCase):
         with self.assertRaises(grpc.RpcError) as caught:
             list(call)
         self.assertEqual(caught.exception.code(), grpc.StatusCode.UNAVAILABLE)
+        self.assertIn("no worker could go on with it", caught.exception.details())
         wait_for("the end of the dead worker", lambda: set(members.workers()) == {"p"})
         members.wait_idle()
         members.worker("d2", "decode")

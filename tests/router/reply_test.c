@@ -177,8 +177,12 @@ static void end_and_stop_tokens_are_reported_but_not_shown(void **state)
 {
     const bt_sampling sampling = {.n_stop_tokens = 1, .stop_tokens = {'!'}};
     bt_router_reply *reply = make_reply(*state, &sampling, NULL);
-    push_text(reply, 0, "ok!");
+    push_text(reply, 0, "ok");
+    assert_false(bt_router_reply_has_end(reply));
+    push_one(reply, 2, '!');
+    assert_true(bt_router_reply_has_end(reply));
     push_one(reply, 3, BT_TINY_EOS);
+    assert_true(bt_router_reply_has_end(reply));
     bt_text text = {0};
     uint32_t next_index = 0;
     take(reply, &next_index, &text);

@@ -179,13 +179,18 @@ static rig_run *find_run(rig_worker *w, bt_request_id id, uint32_t attempt)
     return NULL;
 }
 
+float rig_logprob(uint32_t index)
+{
+    return -1.0F - (float)index;
+}
+
 static bt_token_result result_of(const rig_worker *w, const rig_run *run, uint32_t index)
 {
     const char *reply = w->rig->reply;
     bt_token_result result = {
         .token = index < strlen(reply) ? (uint8_t)reply[index] : RIG_EOS,
         .has_logprob = run->logprobs,
-        .logprob = run->logprobs ? -1.0F - (float)index : 0,
+        .logprob = run->logprobs ? rig_logprob(index) : 0,
         .n_top = run->logprobs ? w->n_top : 0,
     };
     for (uint32_t i = 0; i < result.n_top; i++) {
@@ -217,6 +222,9 @@ static void finish(rig_worker *w, rig_run *run, bt_status status, bt_finish_reas
         return;
     }
     run->finished = true;
+    if (w->mute) {
+        return;
+    }
     bt_link_finished finished = {
         .id = run->id,
         .attempt = run->attempt,
@@ -246,9 +254,24 @@ static void finish(rig_worker *w, rig_run *run, bt_status status, bt_finish_reas
     bt_link_worker_finished(w->link, &finished);
 }
 
+void rig_say_finished(rig_worker *w, rig_run *run, bt_status status, bt_finish_reason reason)
+{
+    finish(w, run, status, reason);
+    bt_link_worker_flush(w->link);
+}
+
+void rig_say_tokens(rig_worker *w, const rig_run *run, uint32_t index, const char *text)
+{
+    for (uint32_t i = 0; text[i] != '\0'; i++) {
+        const bt_token_result result = {.token = (uint8_t)text[i]};
+        emit(w, run, index + i, false, &result);
+    }
+    bt_link_worker_flush(w->link);
+}
+
 static void echo_prompt(rig_worker *w, const rig_run *run)
 {
-    for (uint32_t i = 0; i < run->n_tokens && i < 64; i++) {
+    for (uint32_t i = 0; i < run->n_prompt && i < 64; i++) {
         const bt_token_result result = {
             .token = run->tokens[i], .has_logprob = i > 0, .logprob = -0.5F};
         emit(w, run, i, true, &result);
@@ -304,7 +327,7 @@ static void on_run(const bt_link_run *in, void *ctx)
         .has_peer = in->has_peer,
         .chain_root = in->chain_root,
         .deadline_left_ns = in->deadline_left_ns,
-        .next_index = in->mode == BT_LINK_MODE_DECODE ? 1 : 0,
+        .next_index = in->n_tokens - in->n_prompt + (in->mode == BT_LINK_MODE_DECODE ? 1 : 0),
     };
     memcpy(run->peer, in->peer.name, sizeof run->peer);
     memcpy(run->tokens, in->tokens,
@@ -320,7 +343,7 @@ static void on_run(const bt_link_run *in, void *ctx)
         bt_link_worker_flush(w->link);
         return;
     }
-    if (run->echo) {
+    if (run->echo && !w->hold_echo) {
         echo_prompt(w, run);
     }
     if (!w->hold) {
@@ -458,6 +481,9 @@ static void take_reply(rig_client *c, const uint8_t *data, size_t len)
     c->n_logprobs += (uint32_t)reply->n_logprobs;
     for (size_t i = 0; i < reply->n_logprobs; i++) {
         c->n_top += (uint32_t)reply->logprobs[i]->n_top;
+        c->logprob_error = c->logprob_error ||
+                           (!reply->is_prompt && reply->logprobs[i]->logprob !=
+                                                     rig_logprob(reply->first_index + (uint32_t)i));
     }
     if (reply->finish != NULL) {
         c->last = reply;

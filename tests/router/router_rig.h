@@ -18,7 +18,7 @@
 #include "router/router.h"
 
 enum {
-    RIG_WORKERS_MAX = 8,
+    RIG_WORKERS_MAX = 16,
     RIG_CLIENTS_MAX = 16,
     RIG_RUNS_MAX = 64,
     RIG_EOS = 258, /* of the tiny model; its tokens below 256 are bytes */
@@ -56,11 +56,13 @@ typedef struct rig_worker {
     char down_reason[256];
     /* what it does with a run */
     bool hold;         /* nothing, until the test says so */
+    bool hold_echo;    /* the prompt is never reported */
     uint32_t emit_max; /* holds still after so many tokens; 0: no limit */
     bt_status fail;    /* finishes with this status and text at once */
     const char *fail_text;
     bool repeat;            /* every event twice */
     bool slow_first;        /* P: keeps token 0 until the test says so */
+    bool mute;              /* never says that it finished */
     bool drops;             /* D: ends at once, as when P's first token was the last one */
     bool wrong_duplicates;  /* D sends a wrong token 0 after the right one */
     uint32_t n_top;         /* entries of top logprobs */
@@ -84,6 +86,7 @@ typedef struct rig_client {
     uint32_t n_logprobs;
     uint32_t n_top;
     bool index_error;
+    bool logprob_error; /* one is not what rig_logprob() says */
     bool has_start;
     char request_id[80];
     char model[80];
@@ -136,6 +139,13 @@ void rig_kill(rig_worker *w);
 
 /* Goes on with the held runs of a worker, up to so many tokens of each (0: to the end). */
 void rig_resume(rig_worker *w, uint32_t emit_max);
+
+/* Says something of a run as its worker would, whatever the state of the run. */
+void rig_say_tokens(rig_worker *w, const rig_run *run, uint32_t index, const char *text);
+void rig_say_finished(rig_worker *w, rig_run *run, bt_status status, bt_finish_reason reason);
+
+/* Of every worker's output token of that index. */
+float rig_logprob(uint32_t index);
 
 /* Runs the loop until cond(ctx) holds. */
 void rig_wait(rig *r, bool (*cond)(void *ctx), void *ctx);
