@@ -263,8 +263,14 @@ static bt_status start_router(router_process *r, bt_error *err)
     options.recoveries_max = (uint32_t)o->recoveries_max;
     options.prefix_blocks_max = (uint32_t)o->prefix_blocks_max;
     options.worker_timeout_ms = (uint64_t)(o->worker_timeout_ns / MS);
-    return bt_router_create(r->process.loop, r->process.rpc, r->process.metrics, &options,
-                            &r->router, err);
+    const bt_status status = bt_router_create(r->process.loop, r->process.rpc, r->process.metrics,
+                                              &options, &r->router, err);
+    if (status == BT_OK) {
+        bt_log(BT_INFO, "router started: client_port=%d attach_port=%d models=%zu",
+               bt_router_client_port(r->router), bt_router_attach_port(r->router),
+               o->models.n);
+    }
+    return status;
 }
 
 static const char *health(void *ctx, bool *ready)
@@ -321,6 +327,6 @@ static int run(int argc, char **argv)
 
 const bt_cli_command bt_cli_router = {
     .name = "router",
-    .summary = "Run a router: clients and workers connect to it",
+    .summary = "run a router: clients and workers connect to it",
     .run = run,
 };

@@ -16,7 +16,6 @@
 #include "cli/cli.h"
 #include "cli/client.h"
 #include "cli/terminal.h"
-#include "common/alloc.h"
 #include "common/clock.h"
 #include "common/hash.h"
 #include "common/socket.h"
@@ -229,8 +228,13 @@ static bt_status start_worker(cluster *c, const char *role, int64_t number)
     add_drain_time(&args, o);
     bt_arguments_add(&args, "--threads");
     bt_arguments_add(&args, "%lld", (long long)o->n_threads);
-    bt_arguments_add(&args, "--kv-pool-bytes");
-    bt_arguments_add(&args, "%llu", (unsigned long long)o->kv_pool_bytes);
+    if (o->kv_pool_bytes > 0) {
+        bt_arguments_add(&args, "--kv-pool-bytes");
+        bt_arguments_add(&args, "%llu", (unsigned long long)o->kv_pool_bytes);
+    } else {
+        bt_arguments_add(&args, "--kv-pool-share");
+        bt_arguments_add(&args, "%lld", (long long)(o->n_prefill + o->n_decode + o->n_both));
+    }
     if (o->context > 0) {
         bt_arguments_add(&args, "--context-max");
         bt_arguments_add(&args, "%lld", (long long)o->context);
@@ -446,15 +450,6 @@ static bt_status settle(up_options *o, bt_error *err)
     if (o->n_threads == 0) {
         const long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
         o->n_threads = n_cores > n_workers ? n_cores / n_workers : 1;
-    }
-    if (o->kv_pool_bytes == 0) {
-        uint64_t available;
-        const bt_status status = bt_alloc_available(&available);
-        if (status != BT_OK) {
-            return bt_error_set(err, status,
-                                "cannot tell how much memory is free. Give --kv-pool-bytes");
-        }
-        o->kv_pool_bytes = available / 4 / (uint64_t)n_workers;
     }
     return BT_OK;
 }

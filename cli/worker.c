@@ -29,6 +29,7 @@ typedef struct worker_options {
     int64_t context_max;
     int kv_format;
     uint64_t pool_bytes;
+    int64_t n_sharing;
     bool prefix_cache;
     bool allow_mixed_numerics;
     int64_t requests_max;
@@ -154,6 +155,15 @@ static const bt_config_option options_table[] = {
      .help = "Memory of the KV cache, taken at start; a quarter of what is available if not given, "
              "and no more than running-max full sequences need.",
      .offset = FIELD(pool_bytes)},
+    {.name = "kv-pool-share",
+     .type = BT_CONFIG_INT,
+     .group = "Memory",
+     .fallback = "1",
+     .unit = "workers",
+     .min = 1,
+     .max = 1024,
+     .help = "Workers on this host that share the quarter; without --kv-pool-bytes.",
+     .offset = FIELD(n_sharing)},
     {.name = "kv-format",
      .type = BT_CONFIG_ENUM,
      .group = "Memory",
@@ -365,8 +375,8 @@ static bt_status load_model(worker_process *w, const bt_worker_options *worker, 
 }
 
 /* A quarter of what is available, but no more than all running sequences can use. */
-static bt_status default_pool_bytes(const bt_worker_options *worker, uint64_t block_bytes,
-                                    uint64_t *out, bt_error *err)
+static bt_status default_pool_bytes(const bt_worker_options *worker, uint64_t n_sharing,
+                                    uint64_t block_bytes, uint64_t *out, bt_error *err)
 {
     uint64_t available = 0;
     const bt_status status = bt_alloc_available(&available);
@@ -377,7 +387,8 @@ static bt_status default_pool_bytes(const bt_worker_options *worker, uint64_t bl
     const uint64_t context_blocks =
         bt_div_ceil(bt_model_get_params(worker->model)->context, BT_KV_BLOCK_TOKENS);
     const uint64_t useful = context_blocks * worker->running_max * block_bytes;
-    *out = available / 4 < useful ? available / 4 : useful;
+    const uint64_t share = available / 4 / n_sharing;
+    *out = share < useful ? share : useful;
     return BT_OK;
 }
 
@@ -386,7 +397,8 @@ static bt_status size_pool(worker_process *w, bt_worker_options *worker, bt_erro
     const uint64_t block_bytes = bt_model_kv_layout(w->model)->block_bytes;
     uint64_t bytes = w->options.pool_bytes;
     if (bytes == 0) {
-        const bt_status status = default_pool_bytes(worker, block_bytes, &bytes, err);
+        const bt_status status =
+            default_pool_bytes(worker, (uint64_t)w->options.n_sharing, block_bytes, &bytes, err);
         if (status != BT_OK) {
             return status;
         }
@@ -538,6 +550,6 @@ static int run(int argc, char **argv)
 
 const bt_cli_command bt_cli_worker = {
     .name = "worker",
-    .summary = "Run one worker: prefill, decode or both",
+    .summary = "run one worker: prefill, decode or both",
     .run = run,
 };
