@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Same tokens, however they were computed (DESIGN.md, section 1), through real processes.
 
-100 random requests, one at a time on one worker without a prefix cache, are the truth. Then all of them at concurrency
+About 100 random requests, one at a time on one worker without a prefix cache, are the truth. Then all of them at concurrency
 32 through a router, a prefill and a decode worker: chunks of 16, 64 and 512, 1 and 2 threads, shm and tcp, prefix hits,
 partial pulls, and preemption in a pool too small for all. Token ids, log-probabilities (each float, compared with ==),
 texts and ends must be equal, and the workers' counters prove that what was to happen did happen.
@@ -13,9 +13,10 @@ import sys
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from members import Members, demo_model, generate, pb  # noqa: E402
+from members import Members, demo_model, generate, pb, wait_for  # noqa: E402
 
 CONCURRENCY = 32
+N_LAST = 2  # requests that come one by one after the rest: each shares the prefix of the one before
 
 
 def draw_sampling(rng, max_tokens):
@@ -32,10 +33,10 @@ def draw_sampling(rng, max_tokens):
     return sampling
 
 
-def draw_requests(n, n_vocab, prompt_max, max_tokens, seed, n_prefixes=4):
+def draw_requests(n, n_vocab, prompt_max, max_tokens, seed):
     """Prompts of 1 token to prompt_max; two of three begin as others do, some hold nothing more."""
     rng = random.Random(seed)
-    prefixes = [[rng.randrange(n_vocab) for _ in range(prompt_max)] for _ in range(n_prefixes)]
+    prefixes = [[rng.randrange(n_vocab) for _ in range(prompt_max)] for _ in range(4)]
     requests = []
     for _ in range(n):
         length = rng.randint(1, prompt_max if rng.random() < 0.4 else prompt_max // 3)
@@ -43,6 +44,25 @@ def draw_requests(n, n_vocab, prompt_max, max_tokens, seed, n_prefixes=4):
         ids = rng.choice(prefixes)[:shared] + [rng.randrange(n_vocab) for _ in range(length - shared)]
         requests.append(pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), sampling=draw_sampling(rng, max_tokens)))
     return requests
+
+
+def draw_last(n_vocab, seed):
+    """N_LAST requests, each with the prompt of the one before and some tokens more."""
+    rng = random.Random(seed)
+    ids, requests = [rng.randrange(n_vocab) for _ in range(40)], []
+    for _ in range(N_LAST):
+        ids = ids + [rng.randrange(n_vocab) for _ in range(20)]
+        requests.append(pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids),
+                                           sampling=pb.Sampling(max_tokens=6, temperature=1, seed=seed, ignore_eos=True)))
+    return requests
+
+
+def draw_alike(n, n_vocab, n_prompt, n_new, seed):
+    """n requests of one size, which outgrow a pool that just holds their prompts."""
+    rng = random.Random(seed)
+    return [pb.GenerateRequest(token_ids=pb.TokenIds(ids=[rng.randrange(n_vocab) for _ in range(n_prompt)]),
+                               sampling=pb.Sampling(max_tokens=n_new, temperature=1, seed=i, ignore_eos=True))
+            for i in range(n)]
 
 
 def outcome(replies):
@@ -81,6 +101,11 @@ class SameTokensTest(unittest.TestCase):
         members.close_clean(self)
         return [outcome(run) for run in runs], routes.pop()
 
+    @staticmethod
+    def agreeing(workers):
+        """The workers, once their last reports are here: over shm nothing is served, the puller copies."""
+        return workers if workers["p"].bytes_served in (0, workers["d"].bytes_pulled) else None
+
     def run_split(self, model, requests, prefill, decode, *router):
         """All requests through one prefill and one decode worker; returns outcomes, finishes, and both workers."""
         members = Members(model, *router)
@@ -88,9 +113,12 @@ class SameTokensTest(unittest.TestCase):
         members.worker("p", "prefill", *prefill)
         members.worker("d", "decode", *decode)
         members.wait_ready()
-        with concurrent.futures.ThreadPoolExecutor(min(CONCURRENCY, len(requests) // 2)) as pool:
-            runs = list(pool.map(lambda request: generate(members.stub, request), requests))
-        workers = members.wait_idle()
+        with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
+            runs = list(pool.map(lambda request: generate(members.stub, request), requests[:-N_LAST]))
+        members.wait_idle()
+        runs += [generate(members.stub, request) for request in requests[-N_LAST:]]
+        members.wait_idle()
+        workers = wait_for("equal counts of bytes", lambda: self.agreeing(members.workers()))
         members.close_clean(self)
         return [outcome(run) for run in runs], [run[-1].finish for run in runs], workers["p"], workers["d"]
 
@@ -112,10 +140,10 @@ class SameTokensTest(unittest.TestCase):
                     self.assertGreater(d.recomputed_tokens, 0)
                 if "tcp" in decode:
                     self.assertEqual({finish.route.transport for finish in finishes} - {""}, {"tcp"})
-                    self.assertEqual(p.bytes_served, d.bytes_pulled)
+                    self.assertGreater(p.bytes_served, 0)
 
     def all_ways(self, model, block_bytes):
-        requests = draw_requests(100, 256, 300, 40, 20261129)
+        requests = draw_requests(100, 256, 300, 40, 20261129) + draw_last(256, 5)
         truth, numerics_id = self.run_alone(model, requests)
         self.compare(model, requests, truth, numerics_id, [
             ("chunks of 16, 1 thread, a small pool",
@@ -139,7 +167,7 @@ class SameTokensTest(unittest.TestCase):
         self.all_ways("wide", 2 * 2 * 2 * 64 * 16 * 2)
 
     def test_demo_model(self):
-        requests = draw_requests(10, 40000, 100, 16, 7, n_prefixes=1)
+        requests = draw_alike(4, 40000, 33, 40, 3) + draw_requests(5, 40000, 100, 16, 7) + draw_last(40000, 5)
         truth, numerics_id = self.run_alone(demo_model(), requests)
         self.compare(demo_model(), requests, truth, numerics_id, [
             ("chunks of 64, a small pool",
