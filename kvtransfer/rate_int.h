@@ -2,7 +2,8 @@
 /* rate_int.h - token bucket as a point in time: when the next bytes may go.
  *
  * Bytes may go once next_ns has come; they push it on by the time they take at the rate.
- * After a pause at most BURST_NS of rate is made up for, which covers a timer's coarseness.
+ * After a pause at most BURST_NS of rate is made up for: the loop thread of a busy host may wake
+ * late by several ms, and what a real link would have sent meanwhile must not be lost.
  *
  * Threading: loop thread only. Memory: the caller's.
  */
@@ -11,7 +12,7 @@
 
 #include "common/base.h"
 
-enum { BT_RATE_BURST_NS = 3000000 };
+enum { BT_RATE_BURST_NS = 20000000 };
 
 typedef struct bt_rate {
     uint64_t bytes_s; /* 0: no limit */
