@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* amx.h - AMX tiles with bf16 products (Intel Architecture Instruction Set Extensions,
- * "Intel AMX"): TDPBF16PS adds, to each f32 of a tile of up to 16 rows x 16 columns, up to 32 products.
+ * "Intel AMX"): TDPBF16PS adds, to each f32 of a tile of up to 16 rows x 16 columns, up to 32
+ * products.
  *
  * A row of the result depends on that row of the left operand alone, and on the inner
  * length of the tile; the instruction fixes the order of its sums. Denormal inputs count as
@@ -52,8 +53,7 @@ BT_INLINE void bt_tile_release(void)
                      : "r"((void *)(base)), "r"((size_t)(stride_bytes))                            \
                      : "memory")
 /* c += a b */
-#define BT_TILE_DP(c, a, b)                                                                        \
-    __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : : :)
+#define BT_TILE_DP(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : : :)
 
 /* 32 f32 (a first) to bf16, to nearest; denormals become zero. */
 BT_INLINE void bt_bf16_round32(uint16_t *to, __m512 a, __m512 b)

@@ -284,8 +284,7 @@ void BT_K(attention)(const bt_attention_part *part)
         return;
     }
 #endif
-    const tile_fns *fns =
-        part->args->layout->format == BT_KV_FORMAT_F32 ? tiles_f32 : tiles_bf16;
+    const tile_fns *fns = part->args->layout->format == BT_KV_FORMAT_F32 ? tiles_f32 : tiles_bf16;
     for (uint32_t q = 0; q < part->n_queries; q += BT_TILE_ROWS) { /* once, but for AMX parts */
         const size_t head_dim = part->args->layout->head_dim;
         const uint32_t left = part->n_queries - q;

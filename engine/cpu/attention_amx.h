@@ -2,8 +2,8 @@
 /* attention_amx.h - scores and p V in AMX tiles over bf16 blocks; part of attention.c.
  *
  * K and V runs are AMX's right operands as they lie in the pool: a K run is head_dim / 2 rows of
- * (16 tokens x 2 channels), a V run 8 rows of (head_dim channels x 2 tokens). q and p are rounded to
- * bf16. Sixteen query vectors fill the rows of a tile.
+ * (16 tokens x 2 channels), a V run 8 rows of (head_dim channels x 2 tokens). q and p are rounded
+ * to bf16. Sixteen query vectors fill the rows of a tile.
  *
  * p V adds one block (16 tokens) at a time, a query's unseen tokens with p = 0 and, beyond the
  * tile's last token, v = 0. For a query that sees less than its tile mates the products with tokens
@@ -152,8 +152,7 @@ static void scores_amx(scratch *sc, uint32_t head_dim, uint32_t n_blocks)
 
 /* o += p V over n_blocks for channels channel .. + 16 n_tiles - 1 (n_tiles <= 4). */
 BT_INLINE void values_tiles(float *o, const uint16_t *p, size_t p_stride, const uint16_t *const *v,
-                            uint32_t n_blocks, uint32_t channel, uint32_t n_tiles,
-                            uint32_t padded)
+                            uint32_t n_blocks, uint32_t channel, uint32_t n_tiles, uint32_t padded)
 {
     const size_t o_stride = BT_HEAD_DIM_MAX * sizeof(float);
     const size_t v_stride = (size_t)padded * 2 * sizeof(uint16_t);

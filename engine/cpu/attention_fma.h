@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attention_fma.h - scores and p V in f32 register tiles; part of attention.c.
  *
- * p V runs over exactly the tokens that a query sees: the pairs of tokens that the whole tile sees in a
- * register tile, the few after them query by query.
+ * p V runs over exactly the tokens that a query sees: the pairs of tokens that the whole tile sees
+ * in a register tile, the few after them query by query.
  *
  * Threading: any thread, each with its own scratch. Memory: none.
  */
@@ -208,13 +208,15 @@ static void load_q_fma(scratch *sc, uint32_t r, const float *q, float scale, uin
 }
 
 static const tile_fns tiles_bf16[] = {
-#define TILE_ENTRY(rows, panels) {rows, false, NULL, load_q_fma, scores_bf16_##rows, values_bf16_##rows, NULL},
+#define TILE_ENTRY(rows, panels)                                                                   \
+    {rows, false, NULL, load_q_fma, scores_bf16_##rows, values_bf16_##rows, NULL},
     BT_TILE_SHAPES(TILE_ENTRY)
 #undef TILE_ENTRY
 };
 
 static const tile_fns tiles_f32[] = {
-#define TILE_ENTRY(rows, panels) {rows, false, NULL, load_q_fma, scores_f32_##rows, values_f32_##rows, NULL},
+#define TILE_ENTRY(rows, panels)                                                                   \
+    {rows, false, NULL, load_q_fma, scores_f32_##rows, values_f32_##rows, NULL},
     BT_TILE_SHAPES(TILE_ENTRY)
 #undef TILE_ENTRY
 };

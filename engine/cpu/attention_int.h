@@ -55,7 +55,7 @@ typedef struct tile_fns {
     void (*load_q)(scratch *sc, uint32_t r, const float *q, float scale, uint32_t head_dim);
     void (*scores)(scratch *sc, uint32_t head_dim, uint32_t n_blocks);
     void (*values)(scratch *sc, uint32_t head_dim, uint32_t n_queries); /* o = o c + p V */
-    void (*end)(void); /* may be NULL */
+    void (*end)(void);                                                  /* may be NULL */
 } tile_fns;
 
 #endif /* BT_ENGINE_CPU_ATTENTION_INT_H */

@@ -26,10 +26,10 @@
 #include "engine/cpu/team.h"
 
 enum {
-    ALONE_ELEMENTS = 8192,     /* elementwise operations below this are not shared */
+    ALONE_ELEMENTS = 8192,      /* elementwise operations below this are not shared */
     ALONE_PRODUCTS = 64 * 1024, /* nor matrix products and attention below this */
-    GROUP_ROWS_MIN = 24,       /* rows that a thread should have before rows are divided */
-    PARTS_PER_THREAD = 4,      /* fewer attention parts than this are cut by segments */
+    GROUP_ROWS_MIN = 24,        /* rows that a thread should have before rows are divided */
+    PARTS_PER_THREAD = 4,       /* fewer attention parts than this are cut by segments */
     HUGE_PAGE_BYTES = 2 * 1024 * 1024,
 };
 
@@ -120,8 +120,8 @@ static bt_status matrix_create(bt_backend *be, uint32_t n, uint32_t k, bt_row_fn
         .n_panels = (uint32_t)bt_div_ceil(n, 16),
         .k_pairs = (uint32_t)bt_div_ceil(bt_div_ceil(k, 2), step) * step,
     };
-    void *panels = mmap(NULL, matrix_bytes(m), PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *panels =
+        mmap(NULL, matrix_bytes(m), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (panels == MAP_FAILED) {
         goto fail_memory;
     }
@@ -389,8 +389,7 @@ static void attention_parts(void *ctx, uint32_t member, uint32_t n_members)
     const uint32_t n_segments = job->n_segments > 0 ? job->n_segments : 1;
     for (;;) {
         /* Only shares out numbers; results are published by the team's end of round. */
-        const uint32_t taken =
-            atomic_fetch_add_explicit(&cpu->next_part, 1, memory_order_relaxed);
+        const uint32_t taken = atomic_fetch_add_explicit(&cpu->next_part, 1, memory_order_relaxed);
         if (taken >= job->n_parts) {
             return;
         }
@@ -441,8 +440,8 @@ static void attention(bt_backend *be, const bt_attention_args *args, const float
         const bt_kv_span *span = &args->spans[s];
         const uint32_t end = span->pos_first + span->n_rows;
         cpu->tile_first[s] = n_tiles;
-        n_tiles += (uint32_t)bt_div_ceil((size_t)span->n_rows * group_of(args),
-                                         cpu->kernels->n_queries);
+        n_tiles +=
+            (uint32_t)bt_div_ceil((size_t)span->n_rows * group_of(args), cpu->kernels->n_queries);
         end_max = end > end_max ? end : end_max;
         products += (uint64_t)span->n_rows * end * args->n_heads * args->layout->head_dim;
     }
@@ -508,8 +507,8 @@ static bt_status allocate(cpu_backend *cpu)
     const size_t bytes = bt_size_max(matmul_bytes, cpu->kernels->attention_scratch_bytes());
     /* A page between the threads' parts, so that no prefetcher shares lines between them. */
     cpu->scratch_bytes = bt_align_up(bytes, 4096) + 4096;
-    cpu->segment_parts_max = PARTS_PER_THREAD * l->n_threads *
-                             (uint32_t)bt_div_ceil(l->n_positions, BT_SEGMENT_TOKENS);
+    cpu->segment_parts_max =
+        PARTS_PER_THREAD * l->n_threads * (uint32_t)bt_div_ceil(l->n_positions, BT_SEGMENT_TOKENS);
     const size_t n_vectors = (size_t)cpu->segment_parts_max * cpu->kernels->n_queries;
     cpu->scratch = aligned_alloc(4096, cpu->scratch_bytes * l->n_threads);
     cpu->tile_first = calloc((size_t)l->n_spans + 1, sizeof(*cpu->tile_first));
@@ -566,8 +565,8 @@ static bt_status check_limits(const bt_backend_limits *l, bt_error *err)
     return BT_OK;
 }
 
-bt_status bt_cpu_backend_create(const char *path, const bt_backend_limits *limits,
-                                bt_backend **out, bt_error *err)
+bt_status bt_cpu_backend_create(const char *path, const bt_backend_limits *limits, bt_backend **out,
+                                bt_error *err)
 {
     char names[128];
     list_paths(names, sizeof(names));
@@ -595,8 +594,7 @@ bt_status bt_cpu_backend_create(const char *path, const bt_backend_limits *limit
     }
     cpu->kernels = p->kernels();
     cpu->limits = *limits;
-    cpu->base =
-        (bt_backend){.ops = &ops, .name = p->name, .numerics = cpu->kernels->numerics};
+    cpu->base = (bt_backend){.ops = &ops, .name = p->name, .numerics = cpu->kernels->numerics};
     const bt_status status = allocate(cpu);
     if (status != BT_OK) {
         destroy(&cpu->base);

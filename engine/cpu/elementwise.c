@@ -67,9 +67,9 @@ void BT_K(silu_mul)(const float *x, uint32_t row_first, uint32_t row_end, uint32
         }
         if (i < n) {
             const uint32_t rest = n - i;
-            bt_v16_store_n(
-                to + i, silu_times(bt_v16_load_n(gate + i, rest), bt_v16_load_n(up + i, rest)),
-                rest);
+            bt_v16_store_n(to + i,
+                           silu_times(bt_v16_load_n(gate + i, rest), bt_v16_load_n(up + i, rest)),
+                           rest);
         }
     }
 }

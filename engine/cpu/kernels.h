@@ -41,7 +41,7 @@ typedef struct bt_matmul_part {
 enum {
     BT_STEP_TOKENS = 64,
     BT_SEGMENT_TOKENS = 512,
-    BT_QUERIES_MAX = 16,   /* most query vectors in a part */
+    BT_QUERIES_MAX = 16, /* most query vectors in a part */
     BT_HEAD_DIM_MAX = 256,
 };
 

@@ -210,8 +210,8 @@ static void pack_tile(const float *x, uint32_t k, uint32_t k_padded, uint32_t n,
 /* Rows of a block: whole tiles, as many as fit, at least one. */
 static uint32_t block_rows(uint32_t k_padded)
 {
-    const uint32_t tiles =
-        (uint32_t)(PACKED_BYTES / ((size_t)k_padded / INPUTS_PACKED * BT_TILE_ROWS * sizeof(packed_input)));
+    const uint32_t tiles = (uint32_t)(PACKED_BYTES / ((size_t)k_padded / INPUTS_PACKED *
+                                                      BT_TILE_ROWS * sizeof(packed_input)));
     return (tiles > 0 ? tiles : 1) * BT_TILE_ROWS;
 }
 

@@ -97,8 +97,7 @@ BT_INLINE void prefetch_tile(const uint16_t *tile)
 }
 
 /* from_memory: the weights are used for the first time, so ask for the tiles to come. */
-BT_INLINE void run_2_by_2(const block *b, uint32_t row_tile, uint32_t panel,
-                          const bool from_memory)
+BT_INLINE void run_2_by_2(const block *b, uint32_t row_tile, uint32_t panel, const bool from_memory)
 {
     const uint16_t *a0 = left_tiles(b, row_tile);
     const uint16_t *a1 = left_tiles(b, row_tile + 1);

@@ -43,8 +43,7 @@ static bool has_amx(void)
     unsigned b;
     unsigned c;
     unsigned d;
-    if (!has_avx512_bf16() ||
-        __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & AMX_BF16) == 0 ||
+    if (!has_avx512_bf16() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & AMX_BF16) == 0 ||
         (d & AMX_TILE) == 0) {
         return false;
     }
@@ -71,8 +70,7 @@ static bool has_c(void)
 static const bt_cpu_path paths[] = {
 #if defined(__x86_64__)
     {"amx-bf16", "AMX with bf16, AVX-512 with BF16, and Linux 5.16", has_amx, bt_cpu_kernels_amx},
-    {"avx512-bf16", "AVX-512 F, BW, VL, DQ and BF16", has_avx512_bf16,
-     bt_cpu_kernels_avx512bf16},
+    {"avx512-bf16", "AVX-512 F, BW, VL, DQ and BF16", has_avx512_bf16, bt_cpu_kernels_avx512bf16},
     {"avx512", "AVX-512 F, BW, VL and DQ", has_avx512, bt_cpu_kernels_avx512},
     {"avx2", "AVX2 and FMA", has_avx2, bt_cpu_kernels_avx2},
 #endif

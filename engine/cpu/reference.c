@@ -179,9 +179,8 @@ static void put(const bt_kv_layout *l, void *run, uint32_t element, float x)
 
 static double get(const bt_kv_layout *l, const void *run, uint32_t element)
 {
-    return l->format == BT_KV_FORMAT_F32
-               ? (double)((const float *)run)[element]
-               : (double)bt_bf16_widen(((const uint16_t *)run)[element]);
+    return l->format == BT_KV_FORMAT_F32 ? (double)((const float *)run)[element]
+                                         : (double)bt_bf16_widen(((const uint16_t *)run)[element]);
 }
 
 /* One row's q, k and v. */
@@ -247,8 +246,8 @@ static void attend(const reference *ref, const bt_attention_args *args, const bt
         for (uint32_t t = 0; t <= pos; t++) {
             const uint8_t *v = args->pool + bt_kv_v_offset(l, span->blocks[t / BT_KV_BLOCK_TOKENS],
                                                            args->layer, kv_head);
-            acc += ref->scores[t] *
-                   get(l, v, bt_kv_v_element(l->head_dim, t % BT_KV_BLOCK_TOKENS, c));
+            acc +=
+                ref->scores[t] * get(l, v, bt_kv_v_element(l->head_dim, t % BT_KV_BLOCK_TOKENS, c));
         }
         out[c] = (float)(acc / sum);
     }

@@ -2,17 +2,16 @@
 /* vec.h - 16 lanes of f32, the one vector type that the CPU kernels are written in.
  *
  * The same source is compiled once for each instruction set: AVX-512 (one register), AVX2 with
- * FMA (two registers) and portable (arrays). All operations are lane-wise and correctly rounded, and
- * horizontal sums follow one fixed tree, so that AVX-512 and AVX2 give the same bits. Portable
+ * FMA (two registers) and portable (arrays). All operations are lane-wise and correctly rounded,
+ * and horizontal sums follow one fixed tree, so that AVX-512 and AVX2 give the same bits. Portable
  * differs in one thing: its bt_v16_fma rounds twice.
  *
  *   zero set1                           the same number in all lanes
- *   load store, load_n store_n          16 lanes; the first n, zero in the others, nothing else touched
- *   load_{bf16,f32}_pairs, .._n         16 (n) pairs: the first of each to *even, the second to *odd
- *   add sub mul div, fma(a, b, c)       a * b + c
- *   max(a, b), min(a, b)                b where either is NaN
- *   first(a, b, n)                      the first n lanes of a, the others of b
- *   sum hmax exp                        the lanes' sum, their maximum; exp of each
+ *   load store, load_n store_n          16 lanes; the first n, zero in the others, nothing else
+ * touched load_{bf16,f32}_pairs, .._n         16 (n) pairs: the first of each to *even, the second
+ * to *odd add sub mul div, fma(a, b, c)       a * b + c max(a, b), min(a, b)                b where
+ * either is NaN first(a, b, n)                      the first n lanes of a, the others of b sum
+ * hmax exp                        the lanes' sum, their maximum; exp of each
  *
  * Denormal numbers are kept (no flush to zero), except that bt_v16_exp never makes one.
  *
@@ -67,8 +66,8 @@ BT_INLINE bt_v16 bt_v16_exp(bt_v16 x)
     const bt_v16 c = bt_v16_min(bt_v16_set1(88.0F), x);
     const bt_v16 t = bt_v16_add(bt_v16_mul(c, bt_v16_set1(0x1.715476p0F)), shift);
     const bt_v16 n = bt_v16_sub(t, shift);
-    bt_v16 r = bt_v16_fma(n, bt_v16_set1(-0x1.63p-1F), c);     /* 355 / 512 */
-    r = bt_v16_fma(n, bt_v16_set1(0x1.bd0106p-13F), r);        /* 355 / 512 - ln2 */
+    bt_v16 r = bt_v16_fma(n, bt_v16_set1(-0x1.63p-1F), c); /* 355 / 512 */
+    r = bt_v16_fma(n, bt_v16_set1(0x1.bd0106p-13F), r);    /* 355 / 512 - ln2 */
     bt_v16 g = bt_v16_set1(0x1.6d117cp-10F);
     g = bt_v16_fma(g, r, bt_v16_set1(0x1.120be2p-7F));
     g = bt_v16_fma(g, r, bt_v16_set1(0x1.555518p-5F));

@@ -78,8 +78,8 @@ void fixture_attention_init(fixture_attention *fx, fixture_shape shape, uint32_t
 {
     const uint32_t n_layers = 2;
     *fx = (fixture_attention){.n_heads = shape.n_heads, .n_rope = shape.n_rope, .layer = 1};
-    BT_ASSERT(bt_kv_layout_init(&fx->layout, n_layers, shape.n_kv_heads, shape.head_dim,
-                                shape.format));
+    BT_ASSERT(
+        bt_kv_layout_init(&fx->layout, n_layers, shape.n_kv_heads, shape.head_dim, shape.format));
     fx->blocks_per_sequence = (uint32_t)bt_div_ceil(n_positions, BT_KV_BLOCK_TOKENS);
     const uint32_t n_blocks = n_sequences * fx->blocks_per_sequence;
     fx->pool_bytes = n_blocks * fx->layout.block_bytes;
@@ -88,8 +88,8 @@ void fixture_attention_init(fixture_attention *fx, fixture_shape shape, uint32_t
     fx->blocks = must(calloc(n_blocks, sizeof(bt_block_id)));
     for (uint32_t i = 0; i < n_blocks; i++) {
         /* Neighbours of a sequence lie n_sequences apart, in falling order. */
-        fx->blocks[i] =
-            n_blocks - 1 - (i % fx->blocks_per_sequence) * n_sequences - i / fx->blocks_per_sequence;
+        fx->blocks[i] = n_blocks - 1 - (i % fx->blocks_per_sequence) * n_sequences -
+                        i / fx->blocks_per_sequence;
     }
     fx->rope = must(calloc((size_t)n_positions * shape.head_dim, sizeof(float)));
     for (uint32_t pos = 0; pos < n_positions; pos++) {

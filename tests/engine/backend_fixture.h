@@ -21,8 +21,8 @@ bt_backend *fixture_backend(const char *path, uint32_t n_threads);
 /* W[j][i] = random(seed, j, i), rounded to bf16, so that every backend holds the same numbers. */
 bt_matrix *fixture_matrix(bt_backend *be, uint32_t seed, uint32_t n, uint32_t k);
 
-/* Shape of the attention, and a pool for `n_sequences` of up to n_positions each. All of the pool is
- * NaN at first. */
+/* Shape of the attention, and a pool for `n_sequences` of up to n_positions each. All of the pool
+ * is NaN at first. */
 typedef struct fixture_attention {
     bt_kv_layout layout;
     uint8_t *pool;

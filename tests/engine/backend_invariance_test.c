@@ -135,9 +135,10 @@ static float *run_chunks(bt_backend *be, fixture_shape shape, chunk_plan plan)
     return all;
 }
 
-/* One by one and alone on one thread, against every chunk, with and without company, on `threads`. */
-static void check_chunks(const char *path, fixture_shape shape, chunk_plan plan, const uint32_t *chunks,
-                         size_t n_chunks)
+/* One by one and alone on one thread, against every chunk, with and without company, on `threads`.
+ */
+static void check_chunks(const char *path, fixture_shape shape, chunk_plan plan,
+                         const uint32_t *chunks, size_t n_chunks)
 {
     bt_backend *one = fixture_backend(path, 1);
     const size_t bytes = (size_t)plan.length * shape.n_heads * shape.head_dim * sizeof(float);
@@ -167,7 +168,7 @@ static void attention_is_the_same_in_any_chunks_and_company(void **state)
     (void)state;
     static const uint32_t chunks[] = {1, 2, 7, 16, 64, 512};
     static const fixture_shape shapes[] = {
-        {1, 1, 8, 8, BT_KV_FORMAT_BF16},  {6, 2, 8, 8, BT_KV_FORMAT_F32},
+        {1, 1, 8, 8, BT_KV_FORMAT_BF16},   {6, 2, 8, 8, BT_KV_FORMAT_F32},
         {4, 1, 64, 64, BT_KV_FORMAT_BF16}, {8, 1, 34, 16, BT_KV_FORMAT_BF16},
         {7, 1, 80, 80, BT_KV_FORMAT_F32},
     };
