@@ -18,14 +18,19 @@
 #define GOLDEN_PATH "tests/golden/smollm2.bin"
 #define N_PATHS_MAX 16
 
-#ifdef BT_SLOW_CHECKS /* sanitizers: ten times slower, and what they look for shows soon */
+#ifdef BT_SLOW_CHECKS /* sanitizers: thirty times slower, and what they look for shows in one step \
+                       */
 #define N_PROMPTS_REFERENCE 1u
-#define N_PROMPTS_FAST 2u
-#define N_PROMPTS_PORTABLE 1u
+#define N_PROMPTS_FAST 1u
+#define N_PROMPTS_PORTABLE 0u
+#define TOKENS_MAX_REFERENCE 1u
+#define TOKENS_MAX_FAST 1u
 #else
 #define N_PROMPTS_REFERENCE 3u
 #define N_PROMPTS_FAST 12u
 #define N_PROMPTS_PORTABLE 2u
+#define TOKENS_MAX_REFERENCE 40u
+#define TOKENS_MAX_FAST 80u
 #endif
 
 static void run_or_skip(const char *kernels, bt_kv_format format, size_t prompts_max,
@@ -60,7 +65,7 @@ static void reference_path_is_within_a_thousandth_of_float32(void **state)
 {
     (void)state;
     bt_golden_report report;
-    run_or_skip("reference", BT_KV_FORMAT_F32, N_PROMPTS_REFERENCE, 40, &report);
+    run_or_skip("reference", BT_KV_FORMAT_F32, N_PROMPTS_REFERENCE, TOKENS_MAX_REFERENCE, &report);
     assert_int_equal(report.n_prompts, N_PROMPTS_REFERENCE);
     if (!bt_golden_is_exact(&report)) {
         fail_msg("largest difference %g, %zu clear misses", (double)report.max_abs,
@@ -80,8 +85,11 @@ static void fast_paths_choose_the_tokens_of_float32(void **state)
         /* Plain C pays for the rounding in software: fewer prompts. */
         const size_t prompts_max =
             strcmp(paths[i], "portable") == 0 ? N_PROMPTS_PORTABLE : N_PROMPTS_FAST;
+        if (prompts_max == 0) {
+            continue;
+        }
         bt_golden_report report;
-        run_or_skip(paths[i], BT_KV_FORMAT_BF16, prompts_max, 80, &report);
+        run_or_skip(paths[i], BT_KV_FORMAT_BF16, prompts_max, TOKENS_MAX_FAST, &report);
         if (!bt_golden_is_close(&report)) {
             fail_msg("%s: same argmax at %zu of %zu, largest gap elsewhere %g, mean KL %g",
                      paths[i], report.n_same_argmax, report.n_positions, (double)report.gap_max,
