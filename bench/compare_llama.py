@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Baton's engine beside llama.cpp's on the same GGUF file, threads and step shapes, interleaved.
 
-    bench/compare_llama.py --llama-bin DIR [--model FILE] [--threads N] [--kernels NAME] [--rounds 3] [--json FILE]
+    bench/compare_llama.py --llama-bin DIR [--model FILE] [--threads N] [--kernels NAME] [--rounds 3] [--no-repack] [--json FILE]
 
 DIR holds llama-bench and llama-batched-bench, built with GGML_NATIVE=ON. A round is: Baton, then llama.cpp. The
 median of the rounds' ratios counts, since shared machines drift; the spread is printed beside it.
@@ -39,11 +39,15 @@ def llama_round(args):
     common = ["-m", args.model, "-t", str(args.threads)]
     rates = {}
     bench = [os.path.join(args.llama_bin, "llama-bench"), *common, "-b", "2048", "-ub", "512", "-r", "1", "-o", "json"]
+    if args.no_repack:
+        bench += ["--repack", "0"]
     for row in json.loads(run(bench + ["-p", "512,2048", "-n", "64"])):
         name = f"prefill {row['n_prompt']}" if row["n_prompt"] else "decode 1 at 0"
         rates[name] = row["avg_ts"]
     batched = [os.path.join(args.llama_bin, "llama-batched-bench"), *common, "-c", str(32 * 580), "-b", "2048", "-ub", "512",
                "-npp", "512", "-ntg", "64", "-npl", ",".join(map(str, DECODES)), "--output-format", "jsonl"]
+    if args.no_repack:
+        batched.append("--no-repack")
     for line in run(batched).splitlines():
         if line.startswith("{"):
             row = json.loads(line)
@@ -58,6 +62,8 @@ def main():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-repack", action="store_true",
+                        help="llama.cpp without repacked and AMX weights (its AMX code may crash on small models)")
     parser.add_argument("--json")
     args = parser.parse_args()
     args.model = os.path.abspath(args.model)
