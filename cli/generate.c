@@ -218,6 +218,7 @@ static int run(int argc, char **argv)
     if (a.streams && a.len > 0 && ((const char *)a.text)[a.len - 1] != '\n') {
         putchar('\n');
     }
+    (void)fflush(stdout); /* before what stderr says about it */
     int code = BT_CLI_OK;
     if (status != BT_OK) {
         code = status == BT_ECANCELLED ? BT_CLI_INTERRUPTED
