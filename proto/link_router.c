@@ -48,6 +48,7 @@ struct bt_link_peer {
     bt_link_hello hello;
     bt_link_outbox outbox;
     int64_t heard_ns;
+    int64_t ending_ns; /* when its end was decided; 0 where it was cut at once */
     uint64_t blocks_number; /* last one that came */
     bool snapshot_asked;    /* events are skipped until it comes */
     char reason[TEXT_BYTES];
@@ -79,20 +80,17 @@ struct bt_link_router {
 
 /* ---- ending ---- */
 
-/* Ends the stream with a text for the worker. A stream that cannot take the status now (a send
- * is stuck) is cut. */
+/* Ends the stream with a text for the worker, after the send in flight. A stream that takes neither
+ * within silence_ms is cut by the tick. */
 static void end_peer(bt_link_peer *peer, bt_rpc_code code, const char *reason)
 {
     if (peer->state == ENDING) {
         return;
     }
     peer->state = ENDING;
+    peer->ending_ns = bt_clock_now_ns();
     snprintf(peer->reason, sizeof peer->reason, "%s", reason);
-    if (bt_rpc_call_can_send(peer->call)) {
-        bt_rpc_call_finish(peer->call, code, reason, NULL, 0);
-    } else {
-        bt_rpc_call_cancel(peer->call);
-    }
+    bt_rpc_call_finish(peer->call, code, reason, NULL, 0);
 }
 
 /* A refused worker asks again each second: the same refusal is logged once a minute. */
@@ -383,6 +381,9 @@ static void on_tick(void *ctx)
     /* Nothing here calls back: on_worker_down comes from on_done. */
     for (bt_link_peer *p = link->peers; p != NULL; p = p->next) {
         if (p->state == ENDING) {
+            if (now_ns - p->ending_ns > (int64_t)link->silence_ms * BT_LINK_NS_PER_MS) {
+                bt_rpc_call_cancel(p->call);
+            }
             continue;
         }
         const int64_t silent_ns = now_ns - p->heard_ns;
