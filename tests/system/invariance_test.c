@@ -18,8 +18,13 @@
 #include "tests/support/side.h"
 #include "tests/support/tiny_model.h"
 
+#ifdef BT_SLOW_CHECKS /* sanitizers: many times slower, and what they look for shows in fewer */
+enum { N_REQUESTS = 30 };
+#else
+enum { N_REQUESTS = 100 };
+#endif
+
 enum {
-    N_REQUESTS = 100,
     CONCURRENCY = 32,
     PROMPT_MAX = 300,
     SHARED_PREFIXES = 4,
