@@ -24,9 +24,11 @@ class Cluster:
         self.scratch = tempfile.TemporaryDirectory()
         ready = os.path.join(self.scratch.name, "ready")
         self.log_path = os.path.join(self.scratch.name, "log")
+        # A pool that a host under a sanitizer, which takes several times the memory, has room for.
+        pool = () if "--kv-pool-bytes" in options else ("--kv-pool-bytes", "256M")
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                [baton, "up", "--model", model, "--listen", "127.0.0.1:0", "--ready-file", ready, *options],
+                [baton, "up", "--model", model, "--listen", "127.0.0.1:0", "--ready-file", ready, *pool, *options],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         until = time.monotonic() + START_S
         while not os.path.exists(ready):

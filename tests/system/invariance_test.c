@@ -19,7 +19,7 @@
 #include "tests/support/tiny_model.h"
 
 #ifdef BT_SLOW_CHECKS /* sanitizers: many times slower, and what they look for shows in fewer */
-enum { N_REQUESTS = 30 };
+enum { N_REQUESTS = 48 };
 #else
 enum { N_REQUESTS = 100 };
 #endif
