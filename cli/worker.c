@@ -248,6 +248,7 @@ typedef struct worker_process {
     bt_process process;
     bt_model *model;
     uint8_t tokenizer_hash[BT_LINK_ID_BYTES];
+    int32_t end_tokens[BT_MODEL_EOS_MAX];
     bt_prefill_worker *prefill; /* one of the two */
     bt_decode_worker *decode;
     char name[BT_LINK_NAME_MAX];
@@ -323,8 +324,9 @@ static void on_progress(void *ctx, uint64_t done, uint64_t total)
     bt_progress_update(ctx, done, total);
 }
 
-static bt_status read_tokenizer_hash(const char *path, uint8_t hash[BT_LINK_ID_BYTES],
-                                     bt_error *err)
+/* What the file's tokenizer says to the worker: its hash, and the tokens that end a text. */
+static bt_status read_tokenizer(const char *path, worker_process *w, bt_model_options *options,
+                                bt_error *err)
 {
     bt_gguf *gguf = NULL;
     bt_status status = bt_gguf_open(path, &gguf, err);
@@ -334,7 +336,11 @@ static bt_status read_tokenizer_hash(const char *path, uint8_t hash[BT_LINK_ID_B
     bt_tokenizer *tokenizer = NULL;
     status = bt_tokenizer_create(gguf, &tokenizer, err);
     if (status == BT_OK) {
-        bt_tokenizer_fingerprint(tokenizer, hash);
+        bt_tokenizer_fingerprint(tokenizer, w->tokenizer_hash);
+        const int32_t *ends = bt_tokenizer_end_tokens(tokenizer, &options->n_end_tokens);
+        options->n_end_tokens = bt_size_min(options->n_end_tokens, BT_ARRAY_LEN(w->end_tokens));
+        memcpy(w->end_tokens, ends, options->n_end_tokens * sizeof *ends);
+        options->end_tokens = w->end_tokens;
         bt_tokenizer_destroy(tokenizer);
     }
     bt_gguf_close(gguf);
@@ -364,7 +370,7 @@ static bt_status load_model(worker_process *w, const bt_worker_options *worker, 
     };
     bt_worker_size_model(worker, &options);
     bt_process_say(&w->process, "loading the model");
-    bt_status status = read_tokenizer_hash(path, w->tokenizer_hash, err);
+    bt_status status = read_tokenizer(path, w, &options, err);
     if (status == BT_OK) {
         bt_progress_begin(&w->progress, "packing weights", !bt_terminal_is_interactive(stderr));
         status = bt_model_load(&options, &w->model, err);

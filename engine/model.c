@@ -125,6 +125,30 @@ static void make_ids(bt_model *model, const bt_rope *rope, const bt_gguf *gguf)
     model->numerics_id = bt_hash128_final(&hash);
 }
 
+/* Joins the caller's end tokens to those of the metadata. */
+static bt_status add_end_tokens(bt_model_params *p, const bt_model_options *options, bt_error *err)
+{
+    for (size_t i = 0; i < options->n_end_tokens; i++) {
+        const int32_t token = options->end_tokens[i];
+        if (token < 0 || (uint32_t)token >= p->n_vocab) {
+            return bt_error_set(err, BT_EINVAL,
+                                "token %d ends a text, but the vocabulary has %u tokens", token,
+                                p->n_vocab);
+        }
+        uint32_t at = 0;
+        while (at < p->n_eos && p->eos[at] != token) {
+            at++;
+        }
+        if (at == BT_MODEL_EOS_MAX) {
+            return bt_error_set(err, BT_EUNSUPPORTED, "more than %d tokens that end a text",
+                                BT_MODEL_EOS_MAX);
+        }
+        p->eos[at] = token;
+        p->n_eos = at == p->n_eos ? at + 1 : p->n_eos;
+    }
+    return BT_OK;
+}
+
 /* "dir/x.gguf" -> "x". */
 static void make_name(bt_model *model, const bt_model_options *options)
 {
@@ -145,6 +169,9 @@ static bt_status load_file(bt_model *model, const bt_gguf *gguf, const bt_model_
     bt_rope rope;
     bt_status status =
         bt_weights_read_params(gguf, options->context_max, &model->params, &rope, err);
+    if (status == BT_OK) {
+        status = add_end_tokens(&model->params, options, err);
+    }
     if (status != BT_OK) {
         return status;
     }

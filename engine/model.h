@@ -18,7 +18,7 @@
 
 typedef struct bt_model bt_model;
 
-enum { BT_MODEL_EOS_MAX = 8 };
+enum { BT_MODEL_EOS_MAX = 16 };
 
 typedef struct bt_model_params {
     uint32_t n_vocab;
@@ -48,6 +48,10 @@ typedef struct bt_model_options {
     uint32_t spans_max;     /* most sequences in a step */
     uint32_t logits_max;    /* most logit rows in a step */
     uint32_t context_max;   /* 0: the file's context length */
+    /* Ids that end a text beside those that the metadata names: a tokenizer knows more turn ends
+     * by their names. Borrowed during the load; NULL with n 0. */
+    const int32_t *end_tokens;
+    size_t n_end_tokens;
     bt_model_progress_fn progress; /* NULL: none */
     void *progress_ctx;
 } bt_model_options;

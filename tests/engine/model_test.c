@@ -139,6 +139,41 @@ static void right_model_loads(void **state)
     (void)unlink(path);
 }
 
+/* A file may name one of its turn ends alone; the tokenizer knows the others by their names. */
+static void end_tokens_of_the_tokenizer_join_those_of_the_metadata(void **state)
+{
+    (void)state;
+    char path[PATH_BYTES];
+    temporary_path(path);
+    write_model(&(defect){.eos = 2}, path);
+    const int32_t ends[] = {2, 5};
+    bt_model_options options = {
+        .path = path,
+        .kernels = "portable",
+        .n_threads = 1,
+        .rows_max = 64,
+        .spans_max = 4,
+        .logits_max = 64,
+        .end_tokens = ends,
+        .n_end_tokens = BT_ARRAY_LEN(ends),
+    };
+    bt_model *model = NULL;
+    bt_error err = {""};
+    assert_int_equal(bt_model_load(&options, &model, &err), BT_OK);
+    const bt_model_params *p = bt_model_get_params(model);
+    assert_int_equal(p->n_eos, 2);
+    assert_int_equal(p->eos[0], 2);
+    assert_int_equal(p->eos[1], 5);
+    bt_model_destroy(model);
+
+    const int32_t outside[] = {VOCAB};
+    options.end_tokens = outside;
+    options.n_end_tokens = 1;
+    assert_int_equal(bt_model_load(&options, &model, &err), BT_EINVAL);
+    assert_non_null(strstr(err.text, "vocabulary"));
+    (void)unlink(path);
+}
+
 static void wrong_models_are_refused_by_name(void **state)
 {
     (void)state;
@@ -253,6 +288,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(right_model_loads),
+        cmocka_unit_test(end_tokens_of_the_tokenizer_join_those_of_the_metadata),
         cmocka_unit_test(wrong_models_are_refused_by_name),
         cmocka_unit_test(missing_file_and_unknown_kernels_are_refused),
         cmocka_unit_test(numerics_id_tells_paths_of_other_bits_apart),
