@@ -392,6 +392,7 @@ static bt_status make_sink(bt_decode_worker *worker, bt_loop *loop, bt_error *er
         .max_peers = o->kv_peers_max,
         .lease_ms = o->lease_ms,
         .rate_limit_bytes_s = o->kv_rate_limit_bytes_s,
+        .fault = o->kv_fault,
     };
     const bt_kv_sink_callbacks callbacks = {
         .offered = on_offered,

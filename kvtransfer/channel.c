@@ -27,12 +27,26 @@ bt_status bt_channel_open(bt_channel *channel, bt_conn *conn, bt_conn_fn fn, voi
     channel->out_pos = channel->out_len = 0;
     channel->in_pos = channel->in_len = 0;
     channel->want = 0;
+    if (fault) {
+        channel->next_open = fault->channels;
+        fault->channels = channel;
+        if (fault->dead) {
+            channel->ops->sever(channel->conn);
+        }
+    }
     return BT_OK;
 }
 
 void bt_channel_close(bt_channel *channel)
 {
     if (channel->conn) {
+        bt_channel **at = channel->fault ? &channel->fault->channels : NULL;
+        while (at && *at != channel) {
+            at = &(*at)->next_open;
+        }
+        if (at) {
+            *at = channel->next_open;
+        }
         channel->ops->close(channel->conn);
         channel->conn = NULL;
     }
@@ -50,6 +64,18 @@ static void flip(bt_kv_fault *fault, uint8_t *bytes, size_t n)
     }
 }
 
+static void lose_or_double(bt_channel *channel, const uint8_t *frame, size_t n)
+{
+    bt_kv_fault *fault = channel->fault;
+    fault->frames++;
+    if (fault->frames == fault->drop_at) {
+        channel->out_len -= n;
+    } else if (fault->frames == fault->double_at && sizeof channel->out - channel->out_len >= n) {
+        memcpy(channel->out + channel->out_len, frame, n);
+        channel->out_len += n;
+    }
+}
+
 void bt_channel_put(bt_channel *channel, const bt_frame *frame)
 {
     BT_ASSERT(bt_channel_has_room(channel));
@@ -60,6 +86,7 @@ void bt_channel_put(bt_channel *channel, const bt_frame *frame)
     if (channel->fault) {
         flip(channel->fault, out, n);
         channel->fault->bytes += n;
+        lose_or_double(channel, out, n);
     }
 }
 
@@ -78,6 +105,9 @@ bt_status bt_channel_flush(bt_channel *channel, const struct iovec *payload, siz
     if (channel->fault && channel->fault->cut_at != 0 &&
         channel->fault->bytes >= channel->fault->cut_at) {
         return BT_EPEER;
+    }
+    if (channel->fault && channel->fault->held) {
+        return BT_AGAIN;
     }
     if (buffered > 0) {
         iov[n_iov++] = (struct iovec){channel->out + channel->out_pos, buffered};
@@ -108,6 +138,9 @@ bt_status bt_channel_fill(bt_channel *channel, const struct iovec *payload, size
 {
     BT_ASSERT(n < BT_TRANSPORT_IOV_MAX);
     *got = 0;
+    if (channel->fault && channel->fault->held) {
+        return BT_AGAIN;
+    }
     memmove(channel->in, channel->in + channel->in_pos, channel->in_len - channel->in_pos);
     channel->in_len -= channel->in_pos;
     channel->in_pos = 0;
@@ -173,6 +206,29 @@ void bt_channel_want(bt_channel *channel, int events)
 {
     if (events != channel->want) {
         channel->want = events;
-        channel->ops->want(channel->conn, events);
+        const bool held = channel->fault && channel->fault->held;
+        channel->ops->want(channel->conn, held ? 0 : events);
     }
+}
+
+void bt_kv_fault_hold(bt_kv_fault *fault, bool hold)
+{
+    fault->held = hold;
+    for (const bt_channel *channel = fault->channels; channel; channel = channel->next_open) {
+        channel->ops->want(channel->conn, hold ? 0 : channel->want);
+    }
+}
+
+void bt_kv_fault_cut(bt_kv_fault *fault)
+{
+    for (const bt_channel *channel = fault->channels; channel; channel = channel->next_open) {
+        channel->ops->sever(channel->conn);
+    }
+}
+
+void bt_kv_fault_kill(bt_kv_fault *fault)
+{
+    fault->dead = true;
+    bt_kv_fault_hold(fault, false);
+    bt_kv_fault_cut(fault);
 }

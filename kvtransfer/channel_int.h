@@ -23,7 +23,8 @@ enum {
 typedef struct bt_channel {
     bt_conn *conn; /* NULL: closed */
     const bt_transport_ops *ops;
-    bt_kv_fault *fault; /* test only */
+    bt_kv_fault *fault;           /* test only */
+    struct bt_channel *next_open; /* of the fault's */
     uint64_t n_sent, n_received;
     size_t out_pos, out_len;
     size_t in_pos, in_len;

@@ -289,6 +289,16 @@ static void loopback_close(bt_conn *base)
     }
 }
 
+static void loopback_sever(bt_conn *base)
+{
+    loop_conn *conn = conn_of(base);
+    if (conn->peer) {
+        conn->peer->peer = NULL;
+        conn->peer = NULL;
+    }
+    bt_wake_ring(conn->hub->wake);
+}
+
 static bt_status loopback_post(bt_conn *base, uint32_t op, const struct iovec *iov, size_t n)
 {
     loop_conn *conn = conn_of(base);
@@ -382,6 +392,7 @@ const bt_transport_ops bt_transport_loopback = {
     .send = loopback_send,
     .recv = loopback_recv,
     .close = loopback_close,
+    .sever = loopback_sever,
     .post = loopback_post,
     .unpost = loopback_unpost,
     .fill = loopback_fill,

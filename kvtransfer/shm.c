@@ -102,6 +102,7 @@ const bt_transport_ops bt_transport_shm = {
     .send = bt_stream_send,
     .recv = bt_stream_recv,
     .close = bt_stream_close,
+    .sever = bt_stream_sever,
     .share = shm_share,
     .map = shm_map,
 };

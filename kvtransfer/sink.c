@@ -135,6 +135,17 @@ static void count_bytes(bt_kv_sink *sink, const bt_sink_transfer *t, uint64_t by
     c->bytes_loopback += t->stats.transport == BT_KV_TRANSPORT_LOOPBACK ? bytes : 0;
 }
 
+/* Test only: what arrived gets a wrong byte; returns its checksum. */
+static uint32_t spoil(const bt_kv_sink *sink, const bt_sink_transfer *t, uint32_t block_idx,
+                      uint32_t layer)
+{
+    const bt_kv_layout *layout = &sink->options.terms.layout;
+    uint8_t *part =
+        (uint8_t *)sink->options.pool_base + bt_kv_part_offset(layout, t->ids[block_idx], layer);
+    part[layout->layer_bytes / 2] ^= 0x20;
+    return bt_crc32c(0, part, layout->layer_bytes);
+}
+
 void bt_sink_part(bt_kv_sink *sink, bt_sink_transfer *t, uint32_t block_idx, uint32_t layer,
                   uint32_t sum)
 {
@@ -142,6 +153,9 @@ void bt_sink_part(bt_kv_sink *sink, bt_sink_transfer *t, uint32_t block_idx, uin
         .block_idx = block_idx, .n_blocks = 1, .layer = layer, .n_layers = 1};
     BT_ASSERT(bt_sink_is_moving(t));
     BT_ASSERT(bt_plan_set_has(&t->asked, block_idx, layer));
+    if (sink->options.fault && ++sink->options.fault->parts == sink->options.fault->spoil_at) {
+        sum = spoil(sink, t, block_idx, layer);
+    }
     if (sum == t->sums[(size_t)block_idx * n_layers_of(sink) + layer]) {
         const uint64_t n_new = bt_plan_set_add(&t->right, &part);
         BT_ASSERT(n_new == 1);

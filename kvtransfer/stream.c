@@ -206,3 +206,8 @@ void bt_stream_close(bt_conn *conn)
     bt_alloc_unmap(&stream->mapping);
     free(stream);
 }
+
+void bt_stream_sever(bt_conn *conn)
+{
+    (void)shutdown(stream_of(conn)->fd, SHUT_RDWR);
+}

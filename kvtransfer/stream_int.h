@@ -45,5 +45,6 @@ void bt_stream_want(bt_conn *conn, int events);
 bt_status bt_stream_send(bt_conn *conn, const struct iovec *iov, size_t n, size_t *sent);
 bt_status bt_stream_recv(bt_conn *conn, const struct iovec *iov, size_t n, size_t *got);
 void bt_stream_close(bt_conn *conn);
+void bt_stream_sever(bt_conn *conn);
 
 #endif /* BT_KVTRANSFER_STREAM_INT_H */

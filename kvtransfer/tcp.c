@@ -54,4 +54,5 @@ const bt_transport_ops bt_transport_tcp = {
     .send = bt_stream_send,
     .recv = bt_stream_recv,
     .close = bt_stream_close,
+    .sever = bt_stream_sever,
 };

@@ -85,10 +85,25 @@ typedef void (*bt_kv_trace_fn)(const bt_kv_trace *event, void *ctx);
 typedef struct bt_kv_loopback bt_kv_loopback;
 
 /* Test only: breaks what a source or a sink sends, counted over all its connections. */
+struct bt_channel;
 typedef struct bt_kv_fault {
-    uint64_t bytes;   /* of frames sent so far (parts are not counted) */
-    uint64_t cut_at;  /* the connection that would send byte number cut_at breaks; 0: never */
-    uint64_t flip_at; /* byte number flip_at arrives as another one; 0: never */
+    uint64_t bytes;     /* of frames sent so far (parts are not counted) */
+    uint64_t cut_at;    /* the connection that would send byte number cut_at breaks; 0: never */
+    uint64_t flip_at;   /* byte number flip_at arrives as another one; 0: never */
+    uint64_t frames;    /* sent so far */
+    uint64_t drop_at;   /* frame number drop_at is lost; 0: never */
+    uint64_t double_at; /* frame number double_at is sent twice; 0: never */
+    uint64_t parts;     /* that arrived so far (sink) */
+    uint64_t spoil_at;  /* part number spoil_at arrives with a wrong byte (sink); 0: never */
+    bool held;          /* bt_kv_fault_hold() */
+    bool dead;          /* bt_kv_fault_kill() */
+    struct bt_channel *channels; /* open connections */
 } bt_kv_fault;
+
+/* Test only. Hold: nothing is sent or read any more, as by a process that is stopped. Cut: every
+ * connection breaks. Kill: so does every later one, as when the process is gone. */
+void bt_kv_fault_hold(bt_kv_fault *fault, bool hold);
+void bt_kv_fault_cut(bt_kv_fault *fault);
+void bt_kv_fault_kill(bt_kv_fault *fault);
 
 #endif /* BT_KVTRANSFER_TRANSFER_H */

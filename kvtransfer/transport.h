@@ -78,6 +78,9 @@ struct bt_transport_ops {
     /* No callback comes after it. */
     void (*close)(bt_conn *conn);
 
+    /* Test only: the connection breaks, as both ends will notice. */
+    void (*sever)(bt_conn *conn);
+
     /* ---- ONE_SIDED only ---- */
 
     /* Source: the next send carries a copy of `fd`, borrowed until then. */

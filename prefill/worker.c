@@ -329,6 +329,7 @@ static bt_status make_source(bt_prefill_worker *worker, bt_loop *loop, bt_error 
         .max_peers = o->kv_peers_max,
         .lease_ms = o->lease_ms,
         .rate_limit_bytes_s = o->kv_rate_limit_bytes_s,
+        .fault = o->kv_fault,
     };
     const bt_kv_source_callbacks callbacks = {
         .released = on_released,

@@ -55,6 +55,7 @@ typedef struct bt_worker_options {
     bt_metrics *metrics;            /* NULL: none */
     bt_kv_trace_fn kv_trace;        /* NULL: none */
     void *kv_trace_ctx;
+    bt_kv_fault *kv_fault; /* test only; NULL: none */
 } bt_worker_options;
 
 /* Sets rows_max, spans_max and logits_max of `model` to what a worker with these options will
