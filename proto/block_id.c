@@ -10,6 +10,8 @@
 
 static const char KEY_TAG[] = "baton cluster key";
 static const char PRINT_TAG[] = "baton key print";
+static const char ADMIN_TAG[] = "baton admin token";
+static const char TENANT_TAG[] = "baton tenant salt";
 static const char ROOT_TAG[] = "baton chain root";
 
 enum {
@@ -42,6 +44,14 @@ void bt_cluster_key_print(const bt_cluster_key *key, uint8_t out[BT_BLOCK_HASH_B
     bt_hash128_to_bytes(bt_hash128_of(&key->key, PRINT_TAG, strlen(PRINT_TAG)), out);
 }
 
+void bt_cluster_key_admin_token(const bt_cluster_key *key, char out[BT_CLUSTER_KEY_TOKEN_BYTES])
+{
+    _Static_assert((int)BT_CLUSTER_KEY_TOKEN_BYTES == (int)BT_HASH256_HEX_BYTES, "256 bits");
+    bt_hash256 token = bt_hash256_of(&key->key, ADMIN_TAG, strlen(ADMIN_TAG));
+    bt_hash_hex(token.bytes, sizeof token.bytes, out);
+    bt_hash_wipe(&token, sizeof token);
+}
+
 void bt_block_id_root(const bt_cluster_key *key, const uint8_t numerics_id[BT_BLOCK_HASH_BYTES],
                       const void *salt, size_t salt_len, bt_block_hash *out)
 {
@@ -54,6 +64,22 @@ void bt_block_id_root(const bt_cluster_key *key, const uint8_t numerics_id[BT_BL
         bt_hash_update(&hash, salt, salt_len);
     }
     *out = bt_hash128_final(&hash);
+}
+
+void bt_block_id_tenant_salt(const bt_cluster_key *key, const char *tenant, const void *salt,
+                             size_t salt_len, uint8_t out[BT_BLOCK_SALT_BYTES])
+{
+    BT_ASSERT(salt != NULL || salt_len == 0);
+    bt_hash hash;
+    bt_hash256_init(&hash, &key->key);
+    bt_hash_update(&hash, TENANT_TAG, strlen(TENANT_TAG));
+    bt_hash_update(&hash, tenant, strlen(tenant) + 1); /* its NUL ends the name */
+    if (salt_len > 0) {
+        bt_hash_update(&hash, salt, salt_len);
+    }
+    const bt_hash256 digest = bt_hash256_final(&hash);
+    _Static_assert(sizeof digest.bytes == BT_BLOCK_SALT_BYTES, "a digest is a salt");
+    memcpy(out, digest.bytes, BT_BLOCK_SALT_BYTES);
 }
 
 void bt_block_id_next(const bt_block_hash *parent, const int32_t tokens[BT_BLOCK_HASH_TOKENS],

@@ -42,9 +42,21 @@ BT_MUST_CHECK bt_status bt_cluster_key_init(bt_cluster_key *key, const void *byt
 /* What two members compare to find out whether they have the same key; tells nothing about it. */
 void bt_cluster_key_print(const bt_cluster_key *key, uint8_t out[BT_BLOCK_HASH_BYTES]);
 
+/* What an operator's command shows a router to prove that it knows the key, as 64 hex digits and
+ * a NUL ("authorization: Bearer <token>" on baton.admin.v1): derived from the key, tells nothing
+ * about it. Compare with bt_hash_equal_secret(). */
+enum { BT_CLUSTER_KEY_TOKEN_BYTES = 65 };
+void bt_cluster_key_admin_token(const bt_cluster_key *key, char out[BT_CLUSTER_KEY_TOKEN_BYTES]);
+
 /* Root of all chains of one (cluster, numerics id, salt). `salt` may be NULL with len 0. */
 void bt_block_id_root(const bt_cluster_key *key, const uint8_t numerics_id[BT_BLOCK_HASH_BYTES],
                       const void *salt, size_t salt_len, bt_block_hash *out);
+
+/* Salt of a tenant's chains: what its requests are salted with becomes a MAC under the cluster key
+ * over the tenant's name and that salt, so that no tenant can name another one's blocks. */
+enum { BT_BLOCK_SALT_BYTES = 32 };
+void bt_block_id_tenant_salt(const bt_cluster_key *key, const char *tenant, const void *salt,
+                             size_t salt_len, uint8_t out[BT_BLOCK_SALT_BYTES]);
 
 /* Hash of the block that holds tokens[0..15] and follows `parent`. *out may be *parent. */
 void bt_block_id_next(const bt_block_hash *parent, const int32_t tokens[BT_BLOCK_HASH_TOKENS],

@@ -41,6 +41,8 @@ typedef struct bt_router_front_request {
     size_t session_id_len;
     const char *cache_salt;
     size_t cache_salt_len;
+    const char *client;       /* name of its API key (bt_keys_client); NULL: the door is open */
+    bool client_shares;       /* that key shares cached prefixes with others that do */
     const char *label;        /* the client's x-request-id, or NULL */
     int64_t deadline_left_ns; /* INT64_MAX: none */
 } bt_router_front_request;

@@ -333,10 +333,16 @@ static bt_status create_prompt(bt_router_request *request, const bt_router_front
 {
     bt_router *router = request->router;
     uint8_t numerics[BT_ROUTER_CHAINS_MAX][BT_LINK_ID_BYTES];
+    uint8_t tenant_salt[BT_BLOCK_SALT_BYTES];
+    const bool is_tenant = in->client != NULL && !in->client_shares;
+    if (is_tenant) {
+        bt_block_id_tenant_salt(&router->options.cluster_key, in->client, in->cache_salt,
+                                in->cache_salt_len, tenant_salt);
+    }
     const bt_router_prompt_scope scope = {
         .key = &router->options.cluster_key,
-        .salt = in->cache_salt,
-        .salt_len = in->cache_salt_len,
+        .salt = is_tenant ? (const char *)tenant_salt : in->cache_salt,
+        .salt_len = is_tenant ? sizeof tenant_salt : in->cache_salt_len,
         .numerics_ids = (const uint8_t(*)[BT_LINK_ID_BYTES])numerics,
         .n_numerics = bt_router_registry_numerics_ids(router->registry, request->model_idx,
                                                       BT_ROUTER_CHAINS_MAX, numerics),
