@@ -12,6 +12,9 @@
  *     |---- tokens, tokens, ... finished -------->|  on_tokens, on_finished
  *     |---- load, every 200 ms and on change ---->|  on_load     (also the sign of life)
  *     |<------------------ cancel, ping ---------|  on_cancel
+ *     |<------------------ park, resume ---------|  on_park, on_resume
+ *     |---- parked ------------------------------>|  on_parked
+ *     |<------------------------- drain ---------|  on_drain
  *
  * A lost or silent session is down on both sides: the worker cancels that router's runs
  * (on_cancel for each, then on_router_down) and dials again within a second; the router gets
@@ -32,6 +35,8 @@ enum {
     BT_LINK_NAME_MAX = 64, /* sizes of strings, with their NUL */
     BT_LINK_ADDRESS_MAX = 128,
     BT_LINK_ID_BYTES = 16,
+    BT_LINK_LABEL_MAX = 65,     /* what a client calls its request, with its NUL */
+    BT_LINK_TIMELINES_MAX = 16, /* of one answer about a request */
     BT_LINK_ROUTERS_MAX = 16,
 };
 
@@ -95,6 +100,7 @@ typedef struct bt_link_run {
     int32_t priority;
     double ttft_target_ms; /* 0: none */
     double tpot_target_ms;
+    const char *label; /* what the client calls it, for logs; NULL and "" are alike */
     bool has_peer;
     bt_link_kv_peer peer; /* DECODE: pull from it. PREFILL: it will pull (name, incarnation) */
 } bt_link_run;
@@ -133,6 +139,15 @@ typedef struct bt_link_finished {
     char transport[16]; /* "shm", "tcp", "" */
 } bt_link_finished;
 
+/* The answer to a park: a run is held for another worker, or goes on. */
+typedef struct bt_link_parked {
+    bt_request_id id;
+    uint32_t attempt;
+    bt_status status;          /* not BT_OK: the run has nothing to hand over now, and goes on */
+    bt_error error;            /* text when status is not BT_OK */
+    uint32_t generated_tokens; /* of the output, with those before this attempt */
+} bt_link_parked;
+
 /* A worker's load now, and its counters since its start. */
 typedef struct bt_link_load {
     uint32_t blocks_free;
@@ -156,7 +171,43 @@ typedef struct bt_link_load {
     uint64_t prefill_token_ns;  /* mean time of a prompt token in recent steps */
     uint64_t oldest_waiting_ns; /* age of the oldest queued request */
     bool draining;              /* takes nothing new */
+    uint32_t requests_parked;   /* of requests_running: held for another worker to pull */
+    uint64_t runs_handed_over;  /* pulled by another decode worker */
+    uint64_t blocks_stored;     /* that got an identity */
+    uint64_t blocks_evicted;    /* that lost it for room */
+    uint64_t prefix_queries;    /* requests looked up in the prefix cache */
+    uint64_t prefix_hits;       /* of them, with a block at least */
+    uint64_t slots_written;     /* positions with K and V, over the sequences of each step */
+    uint64_t slots_allocated;   /* positions of their blocks */
 } bt_link_load;
+
+/* One run on one worker, as it remembers it (worker/timeline.h). Times are ns since arrival, 0: not
+ * reached. */
+typedef struct bt_link_timeline {
+    bt_request_id id;
+    uint32_t attempt;
+    bt_link_mode mode;
+    char label[BT_LINK_LABEL_MAX];
+    bool open; /* it still runs */
+    bt_status status;
+    bt_error error; /* text when status is not BT_OK */
+    bt_finish_reason reason;
+    uint64_t arrived_unix_ns;
+    uint64_t started_ns;     /* it has blocks */
+    uint64_t computed_ns;    /* prefill: the prompt is computed. decode: its KV is here */
+    uint64_t transferred_ns; /* prefill: nobody reads its KV any more */
+    uint64_t first_token_ns;
+    uint64_t ended_ns; /* open: until now */
+    uint32_t prompt_tokens;
+    uint32_t cached_tokens;
+    uint32_t generated_tokens;
+    uint32_t blocks_moved;
+    uint32_t blocks_skipped;
+    uint64_t bytes_moved;
+    uint32_t preemptions;
+    char transport[16];
+    char peer[BT_LINK_NAME_MAX];
+} bt_link_timeline;
 
 /* ------------------------------------------------------------------ the worker's side ---- */
 
@@ -168,9 +219,19 @@ typedef struct bt_link_worker_callbacks {
     void (*on_run)(const bt_link_run *run, void *ctx);
     /* Stop it; finished() is still owed (and goes nowhere when its router is gone). */
     void (*on_cancel)(bt_request_id id, uint32_t attempt, void *ctx);
+    /* Hold an open run for another worker, which pulls it as (id, next_attempt); answer with
+     * parked(), once. NULL: never. */
+    void (*on_park)(bt_request_id id, uint32_t attempt, uint32_t next_attempt, void *ctx);
+    /* Go on with an open run that may be parked. NULL: ignored. */
+    void (*on_resume)(bt_request_id id, uint32_t attempt, void *ctx);
+    /* A router's operator wants this worker to drain and exit. NULL: ignored. */
+    void (*on_drain)(void *ctx);
     /* May be NULL. `router`: index into options.routers. */
     void (*on_router_up)(uint32_t router, void *ctx);
     void (*on_router_down)(uint32_t router, const char *reason, void *ctx);
+    /* What is known of a request, by its id in hex or its label: up to BT_LINK_TIMELINES_MAX into
+     * out[], the newest first; returns their number. NULL: nothing is. */
+    size_t (*on_explain)(const char *request, bt_link_timeline *out, void *ctx);
 } bt_link_worker_callbacks;
 
 typedef struct bt_link_worker_options {
@@ -209,6 +270,7 @@ BT_MUST_CHECK bt_status bt_link_worker_create(bt_loop *loop, bt_rpc *rpc,
  * session ends (on_cancel for its runs, on_router_down): tokens are never left out in silence. */
 void bt_link_worker_tokens(bt_link_worker *link, const bt_link_tokens *tokens);
 void bt_link_worker_finished(bt_link_worker *link, const bt_link_finished *finished);
+void bt_link_worker_parked(bt_link_worker *link, const bt_link_parked *parked);
 
 /* Blocks that joined or left the prefix cache, for all routers. The link keeps the set of what
  * is held (pool_blocks of the hello at most), so snapshots need nobody's help. With the
@@ -246,8 +308,12 @@ typedef struct bt_link_router_callbacks {
     void (*on_load)(bt_link_peer *worker, const bt_link_load *load, void *ctx);
     void (*on_tokens)(bt_link_peer *worker, const bt_link_tokens *tokens, void *ctx);
     void (*on_finished)(bt_link_peer *worker, const bt_link_finished *finished, void *ctx);
+    void (*on_parked)(bt_link_peer *worker, const bt_link_parked *parked, void *ctx); /* or NULL */
     void (*on_blocks)(bt_link_peer *worker, bt_link_blocks_kind kind, const bt_block_hash *ids,
                       size_t n, void *ctx);
+    /* The answer to bt_link_router_explain(). May be NULL. */
+    void (*on_explained)(bt_link_peer *worker, uint64_t number, const bt_link_timeline *timelines,
+                         size_t n, void *ctx);
     /* Exactly once after each accepted on_worker_up; the handle is gone afterwards. */
     void (*on_worker_down)(bt_link_peer *worker, const char *reason, void *ctx);
 } bt_link_router_callbacks;
@@ -283,6 +349,22 @@ BT_MUST_CHECK bt_status bt_link_router_run(bt_link_peer *worker, const bt_link_r
 
 /* Unknown or finished runs are the worker's to ignore. */
 void bt_link_router_cancel(bt_link_peer *worker, bt_request_id id, uint32_t attempt);
+
+/* Asks for a run to be held for another worker, which will pull it as (id, next_attempt):
+ * on_parked follows unless the run ends before. BT_AGAIN, BT_EPEER: as above. */
+BT_MUST_CHECK bt_status bt_link_router_park(bt_link_peer *worker, bt_request_id id,
+                                            uint32_t attempt, uint32_t next_attempt);
+
+/* Lets a parked run go on where it is. Unknown or finished ones are the worker's to ignore. */
+void bt_link_router_resume(bt_link_peer *worker, bt_request_id id, uint32_t attempt);
+
+/* Asks the worker to drain and exit. */
+void bt_link_router_drain(bt_link_peer *worker);
+
+/* Asks what the worker knows of a request (its id in hex, or its label); `number` comes back in
+ * on_explained. BT_AGAIN: its outbox is full. BT_EPEER: its session is ending. */
+BT_MUST_CHECK bt_status bt_link_router_explain(bt_link_peer *worker, uint64_t number,
+                                               const char *request);
 
 /* Ends this worker's session; on_worker_down follows, from the loop. */
 void bt_link_router_drop(bt_link_peer *worker, const char *reason);

@@ -119,7 +119,10 @@ bool bt_link_put_tokens(bt_link_outbox *outbox, const bt_link_tokens *tokens);
 bool bt_link_put_finished(bt_link_outbox *outbox, const bt_link_finished *finished);
 bool bt_link_put_blocks(bt_link_outbox *outbox, uint64_t number, bt_link_blocks_kind kind,
                         const bt_block_hash *ids, size_t n);
+bool bt_link_put_parked(bt_link_outbox *outbox, const bt_link_parked *parked);
 bool bt_link_put_pong(bt_link_outbox *outbox, uint64_t number);
+bool bt_link_put_explained(bt_link_outbox *outbox, uint64_t number,
+                           const bt_link_timeline *timelines, size_t n);
 
 bool bt_link_put_welcome(bt_link_outbox *outbox, const char *name, uint32_t ping_ms,
                          uint32_t silence_ms);
@@ -127,13 +130,22 @@ BT_MUST_CHECK bt_status bt_link_put_run(bt_link_outbox *outbox, const bt_link_ru
 bool bt_link_put_cancel(bt_link_outbox *outbox, bt_request_id id, uint32_t attempt);
 bool bt_link_put_ping(bt_link_outbox *outbox, uint64_t number);
 bool bt_link_put_send_snapshot(bt_link_outbox *outbox);
+bool bt_link_put_explain(bt_link_outbox *outbox, uint64_t number, const char *request);
+bool bt_link_put_park(bt_link_outbox *outbox, bt_request_id id, uint32_t attempt,
+                      uint32_t next_attempt);
+bool bt_link_put_resume(bt_link_outbox *outbox, bt_request_id id, uint32_t attempt);
+bool bt_link_put_drain(bt_link_outbox *outbox);
 
 /* ---- in: false: the message makes no sense. Results point into the message. ---- */
 bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out);
 void bt_link_get_load(const Baton__Worker__V1__Load *in, bt_link_load *out);
 bool bt_link_get_finished(const Baton__Worker__V1__Finished *in, bt_link_finished *out);
+bool bt_link_get_parked(const Baton__Worker__V1__Parked *in, bt_link_parked *out);
 bool bt_link_get_id(const Baton__Worker__V1__RequestId *in, bt_request_id *id, uint32_t *attempt);
 bool bt_link_get_run(const Baton__Worker__V1__Run *in, bt_link_run *out, bt_sampling *sampling);
+
+/* Fills timelines[0..in->n_timelines-1], BT_LINK_TIMELINES_MAX at most. */
+bool bt_link_get_explained(const Baton__Worker__V1__Explained *in, bt_link_timeline *timelines);
 
 /* Number of results, after a check that all lengths agree. */
 bool bt_link_get_tokens(const Baton__Worker__V1__Tokens *in, bt_link_tokens *out);

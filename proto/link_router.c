@@ -48,7 +48,7 @@ struct bt_link_peer {
     bt_link_hello hello;
     bt_link_outbox outbox;
     int64_t heard_ns;
-    int64_t ending_ns; /* when its end was decided; 0 where it was cut at once */
+    int64_t ending_ns;      /* when its end was decided; 0 where it was cut at once */
     uint64_t blocks_number; /* last one that came */
     bool snapshot_asked;    /* events are skipped until it comes */
     char reason[TEXT_BYTES];
@@ -219,6 +219,18 @@ static bool take_finished(bt_link_peer *peer, const Baton__Worker__V1__Finished 
     return true;
 }
 
+static bool take_parked(bt_link_peer *peer, const Baton__Worker__V1__Parked *in)
+{
+    bt_link_parked parked;
+    if (!bt_link_get_parked(in, &parked)) {
+        return false;
+    }
+    if (peer->link->callbacks->on_parked != NULL) {
+        peer->link->callbacks->on_parked(peer, &parked, peer->link->ctx);
+    }
+    return true;
+}
+
 static void tell_blocks(bt_link_peer *peer, bt_link_blocks_kind kind, ProtobufCBinaryData in)
 {
     bt_block_hash ids[BT_LINK_BLOCKS_PER_EVENT];
@@ -254,6 +266,19 @@ static bool take_blocks(bt_link_peer *peer, const Baton__Worker__V1__Blocks *in)
     return true;
 }
 
+static bool take_explained(bt_link_peer *peer, const Baton__Worker__V1__Explained *in)
+{
+    bt_link_timeline timelines[BT_LINK_TIMELINES_MAX];
+    if (!bt_link_get_explained(in, timelines)) {
+        return false;
+    }
+    if (peer->link->callbacks->on_explained != NULL) {
+        peer->link->callbacks->on_explained(peer, in->number, timelines, in->n_timelines,
+                                            peer->link->ctx);
+    }
+    return true;
+}
+
 static bool take_event(bt_link_peer *peer, const Baton__Worker__V1__Event *event)
 {
     if ((event->event_case == BATON__WORKER__V1__EVENT__EVENT_HELLO) != (peer->state == NEW)) {
@@ -274,6 +299,10 @@ static bool take_event(bt_link_peer *peer, const Baton__Worker__V1__Event *event
         return take_finished(peer, event->finished);
     case BATON__WORKER__V1__EVENT__EVENT_BLOCKS:
         return take_blocks(peer, event->blocks);
+    case BATON__WORKER__V1__EVENT__EVENT_PARKED:
+        return take_parked(peer, event->parked);
+    case BATON__WORKER__V1__EVENT__EVENT_EXPLAINED:
+        return take_explained(peer, event->explained);
     default:
         return true; /* a pong, or an addition of a newer worker: a sign of life */
     }
@@ -457,17 +486,61 @@ bt_status bt_link_router_run(bt_link_peer *worker, const bt_link_run *run)
     return status;
 }
 
-void bt_link_router_cancel(bt_link_peer *worker, bt_request_id id, uint32_t attempt)
+/* A small command that always has room. Out of memory: without the session its runs are
+ * cancelled too. */
+static void send_added(bt_link_peer *worker, bool added)
 {
-    if (worker->state != UP) {
-        return;
-    }
-    if (!bt_link_put_cancel(&worker->outbox, id, attempt)) {
-        /* Out of memory: without the session its runs are cancelled too. */
+    if (!added) {
         end_peer(worker, BT_RPC_RESOURCE_EXHAUSTED, "out of memory");
         return;
     }
     (void)bt_link_outbox_send(&worker->outbox, worker->call);
+}
+
+void bt_link_router_cancel(bt_link_peer *worker, bt_request_id id, uint32_t attempt)
+{
+    if (worker->state == UP) {
+        send_added(worker, bt_link_put_cancel(&worker->outbox, id, attempt));
+    }
+}
+
+bt_status bt_link_router_park(bt_link_peer *worker, bt_request_id id, uint32_t attempt,
+                              uint32_t next_attempt)
+{
+    if (worker->state != UP) {
+        return BT_EPEER;
+    }
+    if (!bt_link_put_park(&worker->outbox, id, attempt, next_attempt)) {
+        return BT_AGAIN;
+    }
+    (void)bt_link_outbox_send(&worker->outbox, worker->call);
+    return BT_OK;
+}
+
+void bt_link_router_resume(bt_link_peer *worker, bt_request_id id, uint32_t attempt)
+{
+    if (worker->state == UP) {
+        send_added(worker, bt_link_put_resume(&worker->outbox, id, attempt));
+    }
+}
+
+void bt_link_router_drain(bt_link_peer *worker)
+{
+    if (worker->state == UP) {
+        send_added(worker, bt_link_put_drain(&worker->outbox));
+    }
+}
+
+bt_status bt_link_router_explain(bt_link_peer *worker, uint64_t number, const char *request)
+{
+    if (worker->state != UP) {
+        return BT_EPEER;
+    }
+    if (!bt_link_put_explain(&worker->outbox, number, request)) {
+        return BT_AGAIN;
+    }
+    (void)bt_link_outbox_send(&worker->outbox, worker->call);
+    return BT_OK;
 }
 
 void bt_link_router_drop(bt_link_peer *worker, const char *reason)

@@ -143,6 +143,8 @@ bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out)
 
 /* X(field): same name on both sides. */
 #define LOAD_FIELDS(X)                                                                             \
+    X(requests_parked)                                                                             \
+    X(runs_handed_over)                                                                            \
     X(blocks_free)                                                                                 \
     X(blocks_cached)                                                                               \
     X(requests_running)                                                                            \
@@ -162,7 +164,13 @@ bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out)
     X(bytes_served)                                                                                \
     X(step_ns)                                                                                     \
     X(prefill_token_ns)                                                                            \
-    X(oldest_waiting_ns)
+    X(oldest_waiting_ns)                                                                           \
+    X(blocks_stored)                                                                               \
+    X(blocks_evicted)                                                                              \
+    X(prefix_queries)                                                                              \
+    X(prefix_hits)                                                                                 \
+    X(slots_written)                                                                               \
+    X(slots_allocated)
 
 bool bt_link_put_load(bt_link_outbox *outbox, const bt_link_load *load)
 {
@@ -343,6 +351,33 @@ bool bt_link_get_finished(const Baton__Worker__V1__Finished *in, bt_link_finishe
            get_text(in->transport, out->transport, sizeof out->transport);
 }
 
+/* ---- parked ---- */
+
+bool bt_link_put_parked(bt_link_outbox *outbox, const bt_link_parked *parked)
+{
+    Baton__Worker__V1__Parked out = BATON__WORKER__V1__PARKED__INIT;
+    pb_id id = make_id(parked->id, parked->attempt);
+    out.id = &id;
+    out.status = parked->status;
+    out.text = make_text(parked->error.text);
+    out.generated_tokens = parked->generated_tokens;
+    pb_event event = BATON__WORKER__V1__EVENT__INIT;
+    event.event_case = BATON__WORKER__V1__EVENT__EVENT_PARKED;
+    event.parked = &out;
+    return add_event(outbox, &event);
+}
+
+bool bt_link_get_parked(const Baton__Worker__V1__Parked *in, bt_link_parked *out)
+{
+    *out = (bt_link_parked){
+        .status = (bt_status)in->status,
+        .generated_tokens = in->generated_tokens,
+    };
+    (void)bt_error_set(&out->error, out->status, "%s", in->text);
+    return bt_link_get_id(in->id, &out->id, &out->attempt) &&
+           strcmp(bt_status_name(out->status), "?") != 0;
+}
+
 /* ---- blocks, pong ---- */
 
 bool bt_link_put_blocks(bt_link_outbox *outbox, uint64_t number, bt_link_blocks_kind kind,
@@ -371,6 +406,93 @@ bool bt_link_put_pong(bt_link_outbox *outbox, uint64_t number)
     event.event_case = BATON__WORKER__V1__EVENT__EVENT_PONG;
     event.pong = &out;
     return add_event(outbox, &event);
+}
+
+/* ---- explained ---- */
+
+#define TIMELINE_FIELDS(X)                                                                         \
+    X(arrived_unix_ns)                                                                             \
+    X(started_ns)                                                                                  \
+    X(computed_ns)                                                                                 \
+    X(transferred_ns)                                                                              \
+    X(first_token_ns)                                                                              \
+    X(ended_ns)                                                                                    \
+    X(prompt_tokens)                                                                               \
+    X(cached_tokens)                                                                               \
+    X(generated_tokens)                                                                            \
+    X(blocks_moved)                                                                                \
+    X(blocks_skipped)                                                                              \
+    X(bytes_moved)                                                                                 \
+    X(preemptions)
+
+bool bt_link_put_explained(bt_link_outbox *outbox, uint64_t number,
+                           const bt_link_timeline *timelines, size_t n)
+{
+    BT_ASSERT(n <= BT_LINK_TIMELINES_MAX);
+    pb_id ids[BT_LINK_TIMELINES_MAX];
+    Baton__Worker__V1__Timeline items[BT_LINK_TIMELINES_MAX];
+    Baton__Worker__V1__Timeline *list[BT_LINK_TIMELINES_MAX];
+    for (size_t i = 0; i < n; i++) {
+        const bt_link_timeline *t = &timelines[i];
+        Baton__Worker__V1__Timeline *item = &items[i];
+        baton__worker__v1__timeline__init(item);
+        ids[i] = make_id(t->id, t->attempt);
+        item->id = &ids[i];
+        item->label = make_text(t->label);
+        item->mode = (Baton__Worker__V1__Mode)t->mode;
+        item->open = t->open;
+        item->status = t->status;
+        item->text = make_text(t->error.text);
+        item->reason = t->reason;
+        item->transport = make_text(t->transport);
+        item->peer = make_text(t->peer);
+#define PUT(field) item->field = t->field;
+        TIMELINE_FIELDS(PUT)
+#undef PUT
+        list[i] = item;
+    }
+    Baton__Worker__V1__Explained out = BATON__WORKER__V1__EXPLAINED__INIT;
+    out.number = number;
+    out.n_timelines = n;
+    out.timelines = list;
+    pb_event event = BATON__WORKER__V1__EVENT__INIT;
+    event.event_case = BATON__WORKER__V1__EVENT__EVENT_EXPLAINED;
+    event.explained = &out;
+    return add_event(outbox, &event);
+}
+
+static bool get_timeline(const Baton__Worker__V1__Timeline *in, bt_link_timeline *out)
+{
+    *out = (bt_link_timeline){
+        .mode = (bt_link_mode)in->mode,
+        .open = in->open != 0,
+        .status = (bt_status)in->status,
+        .reason = (bt_finish_reason)in->reason,
+    };
+#define GET(field) out->field = in->field;
+    TIMELINE_FIELDS(GET)
+#undef GET
+    (void)bt_error_set(&out->error, out->status, "%s", in->text);
+    return bt_link_get_id(in->id, &out->id, &out->attempt) &&
+           in->mode >= BATON__WORKER__V1__MODE__MODE_PREFILL &&
+           in->mode <= BATON__WORKER__V1__MODE__MODE_WHOLE && in->reason <= BT_FINISH_ERROR &&
+           strcmp(bt_status_name(out->status), "?") != 0 &&
+           get_text(in->label, out->label, sizeof out->label) &&
+           get_text(in->transport, out->transport, sizeof out->transport) &&
+           get_text(in->peer, out->peer, sizeof out->peer);
+}
+
+bool bt_link_get_explained(const Baton__Worker__V1__Explained *in, bt_link_timeline *timelines)
+{
+    if (in->n_timelines > BT_LINK_TIMELINES_MAX) {
+        return false;
+    }
+    for (size_t i = 0; i < in->n_timelines; i++) {
+        if (!get_timeline(in->timelines[i], &timelines[i])) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* ---- commands ---- */
@@ -418,6 +540,51 @@ bool bt_link_put_send_snapshot(bt_link_outbox *outbox)
     command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_SEND_SNAPSHOT;
     command.send_snapshot = &out;
     return bt_link_outbox_add(outbox, &command.base, true);
+}
+
+bool bt_link_put_park(bt_link_outbox *outbox, bt_request_id id, uint32_t attempt,
+                      uint32_t next_attempt)
+{
+    Baton__Worker__V1__Park out = BATON__WORKER__V1__PARK__INIT;
+    pb_id wire_id = make_id(id, attempt);
+    out.id = &wire_id;
+    out.next_attempt = next_attempt;
+    pb_command command = BATON__WORKER__V1__COMMAND__INIT;
+    command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_PARK;
+    command.park = &out;
+    return bt_link_outbox_add(outbox, &command.base, false);
+}
+
+bool bt_link_put_resume(bt_link_outbox *outbox, bt_request_id id, uint32_t attempt)
+{
+    Baton__Worker__V1__Resume out = BATON__WORKER__V1__RESUME__INIT;
+    pb_id wire_id = make_id(id, attempt);
+    out.id = &wire_id;
+    pb_command command = BATON__WORKER__V1__COMMAND__INIT;
+    command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_RESUME;
+    command.resume = &out;
+    /* As a cancel: small, one for each park, and a run would stand still without it. */
+    return bt_link_outbox_add(outbox, &command.base, true);
+}
+
+bool bt_link_put_drain(bt_link_outbox *outbox)
+{
+    Baton__Worker__V1__Drain out = BATON__WORKER__V1__DRAIN__INIT;
+    pb_command command = BATON__WORKER__V1__COMMAND__INIT;
+    command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_DRAIN;
+    command.drain = &out;
+    return bt_link_outbox_add(outbox, &command.base, true);
+}
+
+bool bt_link_put_explain(bt_link_outbox *outbox, uint64_t number, const char *request)
+{
+    Baton__Worker__V1__Explain out = BATON__WORKER__V1__EXPLAIN__INIT;
+    out.number = number;
+    out.request = make_text(request);
+    pb_command command = BATON__WORKER__V1__COMMAND__INIT;
+    command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_EXPLAIN;
+    command.explain = &out;
+    return bt_link_outbox_add(outbox, &command.base, false);
 }
 
 /* ---- run ---- */
@@ -496,6 +663,7 @@ bt_status bt_link_put_run(bt_link_outbox *outbox, const bt_link_run *run)
     out.peer = run->has_peer ? &peer : NULL;
     out.ttft_target_ms = run->ttft_target_ms;
     out.tpot_target_ms = run->tpot_target_ms;
+    out.label = make_text(run->label != NULL ? run->label : "");
     pb_command command = BATON__WORKER__V1__COMMAND__INIT;
     command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_RUN;
     command.run = &out;
@@ -562,15 +730,16 @@ bool bt_link_get_run(const Baton__Worker__V1__Run *in, bt_link_run *out, bt_samp
         .priority = in->priority,
         .ttft_target_ms = in->ttft_target_ms,
         .tpot_target_ms = in->tpot_target_ms,
+        .label = in->label,
         .has_peer = in->peer != NULL,
     };
     uint8_t root[BT_BLOCK_HASH_BYTES];
     if (!bt_link_get_id(in->id, &out->id, &out->attempt) ||
         in->mode < BATON__WORKER__V1__MODE__MODE_PREFILL ||
         in->mode > BATON__WORKER__V1__MODE__MODE_WHOLE || in->n_tokens == 0 ||
-        in->n_tokens > INT32_MAX || in->n_prompt == 0 || in->n_prompt > in->n_tokens ||
-        !tokens_in_range(in->tokens, in->n_tokens) || !get_bytes(in->chain_root, root) ||
-        !get_sampling(in->sampling, sampling)) {
+        strlen(in->label) >= BT_LINK_LABEL_MAX || in->n_tokens > INT32_MAX || in->n_prompt == 0 ||
+        in->n_prompt > in->n_tokens || !tokens_in_range(in->tokens, in->n_tokens) ||
+        !get_bytes(in->chain_root, root) || !get_sampling(in->sampling, sampling)) {
         return false;
     }
     out->n_tokens = (uint32_t)in->n_tokens;

@@ -232,6 +232,13 @@ static bool take_run(session *s, const Baton__Worker__V1__Run *in)
     return true;
 }
 
+/* The open run of this session that a command names. */
+static bool has_run(session *s, bt_request_id id, uint32_t attempt)
+{
+    const bt_link_open_run *r = bt_link_runs_find(&s->link->runs, id, attempt);
+    return r != NULL && r->router == s->idx;
+}
+
 static bool take_cancel(session *s, const Baton__Worker__V1__Cancel *in)
 {
     bt_link_worker *link = s->link;
@@ -240,13 +247,61 @@ static bool take_cancel(session *s, const Baton__Worker__V1__Cancel *in)
     if (!bt_link_get_id(in->id, &id, &attempt)) {
         return false;
     }
-    const bt_link_open_run *r = bt_link_runs_find(&link->runs, id, attempt);
-    if (r == NULL || r->router != s->idx) {
+    if (has_run(s, id, attempt)) {
+        link->callbacks->on_cancel(id, attempt, link->ctx);
+    } else {
         link->stats.cancels_unknown++;
-        return true;
     }
-    link->callbacks->on_cancel(id, attempt, link->ctx);
     return true;
+}
+
+/* Runs that are over are no longer there to be parked: FINISHED is on its way, or told. */
+static bool take_park(session *s, const Baton__Worker__V1__Park *in)
+{
+    bt_link_worker *link = s->link;
+    bt_request_id id;
+    uint32_t attempt;
+    if (!bt_link_get_id(in->id, &id, &attempt)) {
+        return false;
+    }
+    if (has_run(s, id, attempt) && link->callbacks->on_park != NULL) {
+        link->callbacks->on_park(id, attempt, in->next_attempt, link->ctx);
+    }
+    return true;
+}
+
+static bool take_resume(session *s, const Baton__Worker__V1__Resume *in)
+{
+    bt_link_worker *link = s->link;
+    bt_request_id id;
+    uint32_t attempt;
+    if (!bt_link_get_id(in->id, &id, &attempt)) {
+        return false;
+    }
+    if (has_run(s, id, attempt) && link->callbacks->on_resume != NULL) {
+        link->callbacks->on_resume(id, attempt, link->ctx);
+    }
+    return true;
+}
+
+static bool take_drain(session *s)
+{
+    bt_link_worker *link = s->link;
+    bt_log(BT_INFO, "drain asked for: router=%s", s->router_name);
+    if (link->callbacks->on_drain != NULL) {
+        link->callbacks->on_drain(link->ctx);
+    }
+    return true;
+}
+
+static void take_explain(session *s, const Baton__Worker__V1__Explain *in)
+{
+    bt_link_timeline timelines[BT_LINK_TIMELINES_MAX];
+    const size_t n = s->link->callbacks->on_explain != NULL
+                         ? s->link->callbacks->on_explain(in->request, timelines, s->link->ctx)
+                         : 0;
+    /* Without room the router waits in vain, for a second. */
+    (void)bt_link_put_explained(&s->outbox, in->number, timelines, n);
 }
 
 static bool take_welcome(session *s, const Baton__Worker__V1__Welcome *in)
@@ -289,6 +344,15 @@ static bool take_command(session *s, const Baton__Worker__V1__Command *command)
     case BATON__WORKER__V1__COMMAND__COMMAND_PING:
         (void)bt_link_put_pong(&s->outbox, command->ping->number);
         return true;
+    case BATON__WORKER__V1__COMMAND__COMMAND_EXPLAIN:
+        take_explain(s, command->explain);
+        return true;
+    case BATON__WORKER__V1__COMMAND__COMMAND_DRAIN:
+        return take_drain(s);
+    case BATON__WORKER__V1__COMMAND__COMMAND_PARK:
+        return take_park(s, command->park);
+    case BATON__WORKER__V1__COMMAND__COMMAND_RESUME:
+        return take_resume(s, command->resume);
     case BATON__WORKER__V1__COMMAND__COMMAND_SEND_SNAPSHOT:
         s->snapshot_wanted = true;
         return true;
@@ -595,6 +659,14 @@ void bt_link_worker_finished(bt_link_worker *link, const bt_link_finished *finis
     }
     if (s != NULL) {
         need_room(s, bt_link_put_finished(&s->outbox, finished));
+    }
+}
+
+void bt_link_worker_parked(bt_link_worker *link, const bt_link_parked *parked)
+{
+    session *s = find_session(link, bt_link_runs_find(&link->runs, parked->id, parked->attempt));
+    if (s != NULL) {
+        need_room(s, bt_link_put_parked(&s->outbox, parked));
     }
 }
 

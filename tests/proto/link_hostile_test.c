@@ -87,7 +87,12 @@ static void on_worker_down(bt_link_peer *worker, const char *reason, void *ctx)
 }
 
 static const bt_link_router_callbacks callbacks = {
-    on_worker_up, on_load, on_tokens, on_finished, on_blocks, on_worker_down,
+    .on_worker_up = on_worker_up,
+    .on_load = on_load,
+    .on_tokens = on_tokens,
+    .on_finished = on_finished,
+    .on_blocks = on_blocks,
+    .on_worker_down = on_worker_down,
 };
 
 static int set_up(void **state)

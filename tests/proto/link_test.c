@@ -38,6 +38,8 @@ typedef struct router_end {
     size_t n_results;
     bt_link_finished finished[8];
     size_t n_finished;
+    bt_link_parked parked;
+    unsigned n_parked;
     bt_map128 *blocks;
     unsigned n_resets;
     const char *refusal;          /* on_worker_up says no with this */
@@ -87,6 +89,14 @@ static void on_finished(bt_link_peer *worker, const bt_link_finished *finished, 
     r->finished[r->n_finished++] = *finished;
 }
 
+static void on_parked(bt_link_peer *worker, const bt_link_parked *parked, void *ctx)
+{
+    (void)worker;
+    router_end *r = ctx;
+    r->parked = *parked;
+    r->n_parked++;
+}
+
 static void on_blocks(bt_link_peer *worker, bt_link_blocks_kind kind, const bt_block_hash *ids,
                       size_t n, void *ctx)
 {
@@ -116,7 +126,13 @@ static void on_worker_down(bt_link_peer *worker, const char *reason, void *ctx)
 }
 
 static const bt_link_router_callbacks router_callbacks = {
-    on_worker_up, on_load, on_tokens, on_finished, on_blocks, on_worker_down,
+    .on_worker_up = on_worker_up,
+    .on_load = on_load,
+    .on_tokens = on_tokens,
+    .on_finished = on_finished,
+    .on_parked = on_parked,
+    .on_blocks = on_blocks,
+    .on_worker_down = on_worker_down,
 };
 
 /* ---- the worker's end, recording ---- */
@@ -128,6 +144,10 @@ typedef struct worker_end {
     bt_sampling sampling;
     int32_t tokens[1024];
     unsigned n_cancels;
+    unsigned n_parks;
+    uint32_t next_attempt;
+    unsigned n_resumes;
+    unsigned n_drains;
     bt_request_id cancelled;
     unsigned n_up;
     unsigned n_down;
@@ -153,6 +173,29 @@ static void on_cancel(bt_request_id id, uint32_t attempt, void *ctx)
     w->cancelled = id;
 }
 
+static void on_park(bt_request_id id, uint32_t attempt, uint32_t next_attempt, void *ctx)
+{
+    worker_end *w = ctx;
+    assert_int_equal(id.lo, w->run.id.lo);
+    assert_int_equal(attempt, w->run.attempt);
+    w->n_parks++;
+    w->next_attempt = next_attempt;
+}
+
+static void on_resume(bt_request_id id, uint32_t attempt, void *ctx)
+{
+    worker_end *w = ctx;
+    assert_int_equal(id.lo, w->run.id.lo);
+    assert_int_equal(attempt, w->run.attempt);
+    w->n_resumes++;
+}
+
+static void on_drain(void *ctx)
+{
+    worker_end *w = ctx;
+    w->n_drains++;
+}
+
 static void on_router_up(uint32_t router, void *ctx)
 {
     (void)router;
@@ -169,10 +212,13 @@ static void on_router_down(uint32_t router, const char *reason, void *ctx)
 }
 
 static const bt_link_worker_callbacks worker_callbacks = {
-    on_run,
-    on_cancel,
-    on_router_up,
-    on_router_down,
+    .on_run = on_run,
+    .on_cancel = on_cancel,
+    .on_park = on_park,
+    .on_resume = on_resume,
+    .on_drain = on_drain,
+    .on_router_up = on_router_up,
+    .on_router_down = on_router_down,
 };
 
 /* ---- fixture ---- */
@@ -490,6 +536,45 @@ static void cancel_reaches_its_run_alone(void **state)
     assert_int_equal(f->worker.n_cancels, 1);
     assert_true(f->worker.cancelled.lo == 2);
     assert_true(bt_link_worker_get_stats(f->worker.link).cancels_unknown == 2);
+}
+
+static void park_and_resume_reach_their_run_and_the_answer_comes_back(void **state)
+{
+    fixture *f = attach(state);
+    bt_link_run run = start_run(f, 1);
+    assert_int_equal(bt_link_router_park(f->router.worker, run.id, run.attempt, 9), BT_OK);
+    WAIT_FOR(&f->pair, f->worker.n_parks == 1);
+    assert_int_equal(f->worker.next_attempt, 9);
+    bt_link_parked parked = {.id = run.id, .attempt = run.attempt, .generated_tokens = 7};
+    bt_link_worker_parked(f->worker.link, &parked);
+    bt_link_worker_flush(f->worker.link);
+    WAIT_FOR(&f->pair, f->router.n_parked == 1);
+    assert_int_equal(f->router.parked.id.lo, run.id.lo);
+    assert_int_equal(f->router.parked.attempt, run.attempt);
+    assert_int_equal(f->router.parked.status, BT_OK);
+    assert_int_equal(f->router.parked.generated_tokens, 7);
+    bt_link_router_resume(f->router.worker, run.id, run.attempt);
+    WAIT_FOR(&f->pair, f->worker.n_resumes == 1);
+    parked.status = bt_error_set(&parked.error, BT_AGAIN, "it waits");
+    bt_link_worker_parked(f->worker.link, &parked);
+    bt_link_worker_flush(f->worker.link);
+    WAIT_FOR(&f->pair, f->router.n_parked == 2);
+    assert_int_equal(f->router.parked.status, BT_AGAIN);
+    assert_string_equal(f->router.parked.error.text, "it waits");
+}
+
+static void a_run_that_is_over_is_not_parked(void **state)
+{
+    fixture *f = attach(state);
+    bt_link_run run = start_run(f, 1);
+    const bt_link_finished finished = {.id = run.id, .attempt = run.attempt};
+    bt_link_worker_finished(f->worker.link, &finished);
+    assert_int_equal(bt_link_router_park(f->router.worker, run.id, run.attempt, 3), BT_OK);
+    bt_link_router_resume(f->router.worker, run.id, run.attempt);
+    bt_link_router_drain(f->router.worker); /* comes behind both */
+    WAIT_FOR(&f->pair, f->worker.n_drains == 1);
+    assert_int_equal(f->worker.n_parks, 0);
+    assert_int_equal(f->worker.n_resumes, 0);
 }
 
 static void duplicate_runs_are_ignored_and_counted(void **state)
@@ -838,6 +923,8 @@ int main(void)
         LINK_TEST(tokens_and_the_end_arrive_in_order),
         LINK_TEST(failed_run_brings_its_text),
         LINK_TEST(cancel_reaches_its_run_alone),
+        LINK_TEST(park_and_resume_reach_their_run_and_the_answer_comes_back),
+        LINK_TEST(a_run_that_is_over_is_not_parked),
         LINK_TEST(duplicate_runs_are_ignored_and_counted),
         LINK_TEST(runs_beyond_the_table_are_refused),
         LINK_TEST(senseless_run_is_answered_not_run),
