@@ -3,8 +3,12 @@
  *  1. `index` maps an identity to the one block that holds it; a block in it has has_identity.
  *  2. A parked block of the pool is in the LRU list if and only if it has an identity; parked
  *     blocks without one are freed at once.
- *  3. A sequence's blocks are released from the last to the first and go to the young end, so a
- *     chain's tail is always older than its parents and is evicted before them.
+ *  3. All that a block of the LRU list hangs on is resident, and live or younger than it: of a
+ * chain the tail is evicted first, and a match reaches all that is kept. Releasing a sequence from
+ *     its last block to its first sees to that by itself, but for joints: when two sequences
+ *     compute the same prompt at a time, each publishes some of its blocks, and the other's copies
+ *     stay without identity. So what is released takes the cached blocks before a joint to the
+ *     young end with it, and is freed if one of those was evicted meanwhile.
  * The list is intrusive (prev, next by block id), oldest first. */
 #include "engine/kv_cache.h"
 
@@ -17,9 +21,12 @@ static const uint32_t none = UINT32_MAX;
 
 typedef struct entry {
     bt_block_hash identity;
-    uint32_t prev; /* older */
-    uint32_t next; /* younger */
+    bt_block_hash parent; /* with has_parent */
+    uint64_t used;        /* grows along the LRU list */
+    uint32_t prev;        /* older */
+    uint32_t next;        /* younger */
     bool has_identity;
+    bool has_parent;
     bool in_lru;
 } entry;
 
@@ -33,6 +40,7 @@ struct bt_kv_cache {
     uint32_t oldest;
     uint32_t youngest;
     uint32_t n_lru;
+    uint64_t n_uses;
     bt_kv_cache_stats stats;
 };
 
@@ -48,6 +56,7 @@ static void lru_append(bt_kv_cache *cache, bt_block_id id)
     entry *e = &cache->entries[id];
     BT_ASSERT(!e->in_lru);
     e->in_lru = true;
+    e->used = ++cache->n_uses;
     e->prev = cache->youngest;
     e->next = none;
     if (cache->youngest != none) {
@@ -77,18 +86,84 @@ static void lru_remove(bt_kv_cache *cache, bt_block_id id)
     cache->n_lru--;
 }
 
-static void evict_oldest(bt_kv_cache *cache)
+/* Frees a parked block that is in no list, and its identity. */
+static void forget(bt_kv_cache *cache, bt_block_id id)
 {
-    const bt_block_id id = cache->oldest;
-    BT_ASSERT(id != none);
     entry *e = &cache->entries[id];
-    lru_remove(cache, id);
     const bool was_indexed = bt_map128_remove(cache->index, e->identity, NULL);
     BT_ASSERT(was_indexed);
     e->has_identity = false;
     bt_kv_pool_free(cache->pool, id);
     cache->stats.n_evicted++;
     tell(cache, false, &e->identity);
+}
+
+static void evict_oldest(bt_kv_cache *cache)
+{
+    const bt_block_id id = cache->oldest;
+    BT_ASSERT(id != none);
+    lru_remove(cache, id);
+    forget(cache, id);
+}
+
+/* The resident block of the entry's parent; none: it is not resident. */
+static uint32_t find_parent(const bt_kv_cache *cache, const entry *e)
+{
+    uint64_t value = none;
+    BT_ASSERT(e->has_parent);
+    return bt_map128_get(cache->index, e->parent, &value) ? (uint32_t)value : none;
+}
+
+/* Whether all that block `id` hangs on is resident. */
+static bool is_reachable(const bt_kv_cache *cache, bt_block_id id)
+{
+    const entry *e = &cache->entries[id];
+    while (e->has_parent) {
+        const uint32_t parent = find_parent(cache, e);
+        if (parent == none) {
+            return false;
+        }
+        e = &cache->entries[parent];
+    }
+    return true;
+}
+
+/* Takes what the block hangs on to the young end, as far as it is cached. */
+static void refresh_parents(bt_kv_cache *cache, bt_block_id id)
+{
+    const entry *e = &cache->entries[id];
+    while (e->has_parent) {
+        const uint32_t parent = find_parent(cache, e);
+        BT_ASSERT(parent != none);
+        if (cache->entries[parent].in_lru) {
+            lru_remove(cache, parent);
+            lru_append(cache, parent);
+        }
+        e = &cache->entries[parent];
+    }
+}
+
+/* ids[i] has an identity whose parent is not that of ids[i - 1]: that one is a second copy. */
+static bool is_joint(const bt_kv_cache *cache, const bt_block_id *ids, uint32_t i)
+{
+    const entry *e = &cache->entries[ids[i]];
+    if (!e->has_identity || !e->has_parent) {
+        return false;
+    }
+    const entry *before = i > 0 ? &cache->entries[ids[i - 1]] : NULL;
+    return before == NULL || !before->has_identity ||
+           !bt_hash128_equal(before->identity, e->parent);
+}
+
+/* How many of ids[0..n-1], from the start, hang on nothing that was evicted. */
+static uint32_t count_reachable(const bt_kv_cache *cache, const bt_block_id *ids, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (is_joint(cache, ids, i) && !is_reachable(cache, ids[i])) {
+            return i;
+        }
+    }
+    return n;
 }
 
 bt_status bt_kv_cache_create(const bt_kv_cache_options *options, bt_kv_cache **out)
@@ -162,7 +237,8 @@ bt_status bt_kv_cache_acquire(bt_kv_cache *cache, uint32_t n, bt_block_id *ids)
     return BT_OK;
 }
 
-void bt_kv_cache_publish(bt_kv_cache *cache, bt_block_id id, const bt_block_hash *identity)
+void bt_kv_cache_publish(bt_kv_cache *cache, bt_block_id id, const bt_block_hash *identity,
+                         const bt_block_hash *parent)
 {
     BT_ASSERT(bt_kv_pool_refs(cache->pool, id) > 0);
     entry *e = &cache->entries[id];
@@ -174,6 +250,10 @@ void bt_kv_cache_publish(bt_kv_cache *cache, bt_block_id id, const bt_block_hash
     BT_ASSERT(status == BT_OK); /* one entry at most for each block */
     e->identity = *identity;
     e->has_identity = true;
+    e->has_parent = parent != NULL;
+    if (parent != NULL) {
+        e->parent = *parent;
+    }
     cache->stats.n_published++;
     tell(cache, true, identity);
 }
@@ -186,15 +266,21 @@ void bt_kv_cache_share(bt_kv_cache *cache, bt_block_id id)
 
 void bt_kv_cache_release(bt_kv_cache *cache, const bt_block_id *ids, uint32_t n)
 {
+    const uint32_t n_reachable = count_reachable(cache, ids, n);
     for (uint32_t i = n; i > 0; i--) {
         const bt_block_id id = ids[i - 1];
-        if (!bt_kv_pool_unref(cache->pool, id)) {
-            continue;
+        const bool keeps = i <= n_reachable;
+        if (bt_kv_pool_unref(cache->pool, id)) {
+            if (!cache->entries[id].has_identity) {
+                bt_kv_pool_free(cache->pool, id);
+            } else if (keeps) {
+                lru_append(cache, id);
+            } else {
+                forget(cache, id);
+            }
         }
-        if (cache->entries[id].has_identity) {
-            lru_append(cache, id);
-        } else {
-            bt_kv_pool_free(cache->pool, id);
+        if (keeps && is_joint(cache, ids, i - 1)) {
+            refresh_parents(cache, id);
         }
     }
     while (cache->n_lru > cache->cached_blocks_max) {
@@ -244,6 +330,14 @@ bt_status bt_kv_cache_audit(const bt_kv_cache *cache, bt_error *err)
         if (e->prev != prev || !e->has_identity || !e->in_lru ||
             bt_kv_pool_refs(cache->pool, id) > 0 || n_walked > cache->n_lru) {
             return bt_error_set(err, BT_EINTERNAL, "block %u is wrongly in the eviction order", id);
+        }
+        const uint32_t parent = e->has_parent ? find_parent(cache, e) : none;
+        if (e->has_parent && (parent == none || (cache->entries[parent].in_lru &&
+                                                 cache->entries[parent].used <= e->used))) {
+            return bt_error_set(err, BT_EINTERNAL,
+                                "block %u is younger than its parent, or "
+                                "hangs on one that is gone",
+                                id);
         }
         prev = id;
         n_walked++;

@@ -23,7 +23,7 @@ typedef struct bt_kv_cache_stats {
     uint64_t n_lookups;   /* blocks looked up by match */
     uint64_t n_hits;      /* of them found */
     uint64_t n_published; /* blocks that got an identity */
-    uint64_t n_evicted;   /* blocks that lost it for room */
+    uint64_t n_evicted;   /* blocks that lost it for room, or because their parent had */
 } bt_kv_cache_stats;
 
 /* A block got (stored) or lost (evicted) its identity. Called on the engine thread. */
@@ -52,14 +52,16 @@ uint32_t bt_kv_cache_match(bt_kv_cache *cache, const bt_block_hash *identities, 
  * are free or evictable. */
 BT_MUST_CHECK bt_status bt_kv_cache_acquire(bt_kv_cache *cache, uint32_t n, bt_block_id *ids);
 
-/* Gives a full, live block its identity. If a block with that identity is resident already, the
- * given one stays without. */
-void bt_kv_cache_publish(bt_kv_cache *cache, bt_block_id id, const bt_block_hash *identity);
+/* Gives a full, live block its identity; `parent` is that of the block before it, NULL for a
+ * chain's first. If a block with that identity is resident already, the given one stays without. */
+void bt_kv_cache_publish(bt_kv_cache *cache, bt_block_id id, const bt_block_hash *identity,
+                         const bt_block_hash *parent);
 
 /* Adds a reference to a live block. */
 void bt_kv_cache_share(bt_kv_cache *cache, bt_block_id id);
 
-/* Drops one reference on each of ids[0..n-1], the last first; published blocks stay cached. */
+/* Drops one reference on each of ids[0..n-1], the last first; published blocks stay cached, as far
+ * as a match can reach them. */
 void bt_kv_cache_release(bt_kv_cache *cache, const bt_block_id *ids, uint32_t n);
 
 /* All blocks of the pool, and layers of a block. */
@@ -74,7 +76,8 @@ uint32_t bt_kv_cache_n_cached(const bt_kv_cache *cache);
 
 const bt_kv_cache_stats *bt_kv_cache_get_stats(const bt_kv_cache *cache);
 
-/* free + cached + live == total, and index, order and pool agree. O(n). BT_EINTERNAL. */
+/* free + cached + live == total; index, order and pool agree; a match reaches each cached block,
+ * and none is older than what hangs on it. O(n). BT_EINTERNAL. */
 BT_MUST_CHECK bt_status bt_kv_cache_audit(const bt_kv_cache *cache, bt_error *err);
 
 #endif /* BT_ENGINE_KV_CACHE_H */

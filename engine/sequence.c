@@ -168,7 +168,8 @@ void bt_sequence_computed(bt_sequence *seq, bt_kv_cache *cache, uint32_t n_compu
     const uint32_t n_full = n_computed / BT_KV_BLOCK_TOKENS;
     while (seq->n_published < n_full) {
         const uint32_t i = seq->n_published++;
-        bt_kv_cache_publish(cache, seq->blocks[i], &seq->identities[i]);
+        bt_kv_cache_publish(cache, seq->blocks[i], &seq->identities[i],
+                            i > 0 ? &seq->identities[i - 1] : NULL);
     }
 }
 

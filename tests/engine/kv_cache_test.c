@@ -55,7 +55,8 @@ static void hold_chain(fixture *f, uint64_t chain, uint32_t n, bt_block_id *ids)
     assert_int_equal(bt_kv_cache_acquire(f->cache, n, ids), BT_OK);
     for (uint32_t i = 0; i < n; i++) {
         const bt_block_hash id = identity(chain, i);
-        bt_kv_cache_publish(f->cache, ids[i], &id);
+        const bt_block_hash parent = identity(chain, i - 1);
+        bt_kv_cache_publish(f->cache, ids[i], &id, i > 0 ? &parent : NULL);
     }
 }
 
@@ -211,7 +212,8 @@ static void random_use_agrees_with_a_list_of_what_is_resident(void **state)
         held[slot].n = n;
         for (uint32_t i = found; i < n; i++) {
             const bt_block_hash id = identity(chain, i);
-            bt_kv_cache_publish(f.cache, held[slot].ids[i], &id);
+            const bt_block_hash parent = identity(chain, i - 1);
+            bt_kv_cache_publish(f.cache, held[slot].ids[i], &id, i > 0 ? &parent : NULL);
         }
         if (step % 64 == 0) {
             audit(&f);
