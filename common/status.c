@@ -30,9 +30,15 @@ static const status_row *find_row(bt_status status)
     return NULL;
 }
 
-/* Drops the beginning of a UTF-8 character that snprintf cut at the end. */
-static void trim_partial_char(char *text, size_t capacity, size_t wanted)
+/* Parts of a text may come from a file or a peer: it stays one line and can't drive a terminal.
+ * Also drops the beginning of a UTF-8 character that snprintf cut at the end. */
+static void make_one_line(char *text, size_t capacity, size_t wanted)
 {
+    for (char *c = text; *c != '\0'; c++) {
+        if ((unsigned char)*c < 0x20 || *c == 0x7F) {
+            *c = '?';
+        }
+    }
     if (wanted < capacity) {
         return;
     }
@@ -76,7 +82,7 @@ bt_status bt_error_set(bt_error *err, bt_status status, const char *fmt, ...)
         va_start(args, fmt);
         const int wanted = vsnprintf(err->text, sizeof err->text, fmt, args);
         va_end(args);
-        trim_partial_char(err->text, sizeof err->text, wanted < 0 ? 0 : (size_t)wanted);
+        make_one_line(err->text, sizeof err->text, wanted < 0 ? 0 : (size_t)wanted);
     }
     return status;
 }
@@ -93,7 +99,7 @@ void bt_error_prefix(bt_error *err, const char *fmt, ...)
     va_end(args);
     size_t at = used < 0 ? 0 : bt_size_min((size_t)used, sizeof joined - 1);
     const int more = snprintf(joined + at, sizeof joined - at, ": %s", err->text);
-    trim_partial_char(joined, sizeof joined, at + (more < 0 ? 0 : (size_t)more));
+    make_one_line(joined, sizeof joined, at + (more < 0 ? 0 : (size_t)more));
     memcpy(err->text, joined, sizeof joined);
 }
 

@@ -63,7 +63,8 @@ const char *bt_status_text(bt_status status);
 bt_status_scope bt_status_scope_of(bt_status status);
 
 /* One line for a person: what could not be done and why; advice is a second
- * sentence. Always NUL-terminated; cut at its end, never inside a UTF-8 character. */
+ * sentence. Always NUL-terminated; cut at its end, never inside a UTF-8 character; control
+ * bytes, which a file or a peer may have put into its parts, become '?'. */
 typedef struct bt_error {
     char text[256];
 } bt_error;

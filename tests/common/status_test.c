@@ -40,6 +40,17 @@ static void long_texts_end_at_a_whole_character(void **state)
     }
 }
 
+static void texts_stay_one_line_whatever_is_in_them(void **state)
+{
+    (void)state;
+    bt_error err;
+    assert_int_equal(bt_error_set(&err, BT_EINVAL, "the model is '%s'", "a\nb\033[2J\x7F\xC3\xA9"),
+                     BT_EINVAL);
+    assert_string_equal(err.text, "the model is 'a?b?[2J?\xC3\xA9'");
+    bt_error_prefix(&err, "file '%s'", "\r\t");
+    assert_string_equal(err.text, "file '?\?': the model is 'a?b?[2J?\xC3\xA9'");
+}
+
 static void prefix_goes_before_the_text(void **state)
 {
     (void)state;
@@ -56,6 +67,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(codes_have_names_and_scopes),
         cmocka_unit_test(long_texts_end_at_a_whole_character),
+        cmocka_unit_test(texts_stay_one_line_whatever_is_in_them),
         cmocka_unit_test(prefix_goes_before_the_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
