@@ -494,6 +494,7 @@ static const char *health(void *ctx, bool *ready)
     } else {
         bt_decode_worker_get_health(w->decode, &now);
     }
+    worker.cluster_key = w->process.cluster_key;
     *ready = now.ready;
     return now.text;
 }

@@ -5,7 +5,9 @@
  * makes for a router travels as one message:
  *
  *   worker                                     router
- *     |---- hello ------------------------------>|  on_worker_up (or refused, with a text)
+ *     |---- hello ------------------------------>|
+ *     |<------------------------- challenge -----|  (the router knows the cluster key)
+ *     |---- proof ------------------------------>|  on_worker_up (or refused, with a text)
  *     |<--------------------------- welcome -----|  on_router_up
  *     |---- blocks: reset, stored... (snapshot) ->|  on_blocks
  *     |<------------------------------- run -----|  on_run
@@ -16,7 +18,8 @@
  *     |---- parked ------------------------------>|  on_parked
  *     |<------------------------- drain ---------|  on_drain
  *
- * A lost or silent session is down on both sides: the worker cancels that router's runs
+ * Before the proofs (proto/proof.h) neither side answers anything else, and a session without
+ * them ends within silence_ms. A lost or silent session is down on both sides: the worker cancels that router's runs
  * (on_cancel for each, then on_router_down) and dials again within a second; the router gets
  * on_worker_down and places its requests elsewhere. Nothing is resumed.
  *
@@ -28,10 +31,11 @@
 
 #include "common/rpc.h"
 #include "proto/block_id.h"
+#include "proto/proof.h"
 #include "proto/sampling.h"
 
 enum {
-    BT_LINK_PROTOCOL_VERSION = 1,
+    BT_LINK_PROTOCOL_VERSION = 2,
     BT_LINK_NAME_MAX = 64, /* sizes of strings, with their NUL */
     BT_LINK_ADDRESS_MAX = 128,
     BT_LINK_ID_BYTES = 16,
@@ -77,7 +81,6 @@ typedef struct bt_link_hello {
     char model[BT_LINK_ADDRESS_MAX];
     uint8_t model_fingerprint[BT_LINK_ID_BYTES];
     uint8_t tokenizer_hash[BT_LINK_ID_BYTES];
-    uint8_t cluster_key_print[BT_LINK_ID_BYTES]; /* bt_cluster_key_print() */
     uint32_t block_tokens;
     uint32_t pool_blocks;
     uint64_t block_bytes;
@@ -173,6 +176,11 @@ typedef struct bt_link_load {
     bool draining;              /* takes nothing new */
     uint32_t requests_parked;   /* of requests_running: held for another worker to pull */
     uint64_t runs_handed_over;  /* pulled by another decode worker */
+    uint64_t step_age_ns;       /* since the engine last got on, while it has work; 0: none */
+    uint64_t stuck_ns;          /* for how long it has been taken for stuck; 0: it is not */
+    uint32_t requests_decoding; /* of requests_running: with a row in each step */
+    uint32_t running_max;       /* sequences in one step, at most; 0: unknown */
+    uint64_t last_step_ns;      /* of the newest step */
     uint64_t blocks_stored;     /* that got an identity */
     uint64_t blocks_evicted;    /* that lost it for room */
     uint64_t prefix_queries;    /* requests looked up in the prefix cache */
@@ -209,6 +217,9 @@ typedef struct bt_link_timeline {
     char peer[BT_LINK_NAME_MAX];
 } bt_link_timeline;
 
+/* Whether `request` is that id in hex, or that label. */
+bool bt_link_is_request(const char *request, bt_request_id id, const char *label);
+
 /* ------------------------------------------------------------------ the worker's side ---- */
 
 typedef struct bt_link_worker bt_link_worker;
@@ -238,6 +249,8 @@ typedef struct bt_link_worker_options {
     const bt_link_hello *hello;                /* copied */
     const char *const *routers;                /* "host:port" each; copied */
     uint32_t n_routers;                        /* 1 .. BT_LINK_ROUTERS_MAX */
+    bt_cluster_key cluster_key;                /* the routers' too */
+    uint32_t answer_ms; /* longest wait for a router's challenge and welcome; 0: 3,000 */
     uint32_t runs_max;                         /* open runs; further ones are refused; 0: 4,096 */
     uint32_t load_ms;                          /* period of load reports; 0: 200 */
     size_t outbox_bytes_max;                   /* unsent bytes for one router; 0: 8 MiB */
@@ -247,10 +260,10 @@ typedef struct bt_link_worker_options {
 
 typedef struct bt_link_worker_stats {
     uint64_t sessions;        /* set up so far */
-    uint64_t refusals;        /* by routers: version, key, tokenizer, name */
+    uint64_t refusals;        /* by routers: version, tokenizer, name; or of a router: key, silence */
     uint64_t runs;            /* on_run calls */
     uint64_t runs_duplicate;  /* ignored: (id, attempt) was open */
-    uint64_t runs_refused;    /* table full or malformed; answered with finished */
+    uint64_t runs_refused;    /* table full, malformed, open for another router; answered */
     uint64_t cancels_unknown; /* ignored */
     uint64_t events_late;     /* tokens, finished: unknown run or router gone; dropped */
     uint64_t blocks_dropped;  /* block events left out for lack of room; a snapshot follows */
@@ -320,7 +333,7 @@ typedef struct bt_link_router_callbacks {
 
 typedef struct bt_link_router_options {
     const char *name; /* told to workers, for their logs */
-    uint8_t cluster_key_print[BT_LINK_ID_BYTES];
+    bt_cluster_key cluster_key;                /* the workers' too */
     uint32_t workers_max;                      /* further ones are refused; 0: 1,024 */
     uint32_t ping_ms;                          /* 0: 500 */
     uint32_t silence_ms;                       /* a worker silent for so long is down; 0: 3,000 */

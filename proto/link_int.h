@@ -113,7 +113,9 @@ bool bt_link_runs_open(bt_link_runs *runs, bt_request_id id, uint32_t attempt, u
 void bt_link_runs_close(bt_link_runs *runs, bt_link_open_run *run);
 
 /* ---- out: each adds one event; false as bt_link_outbox_add ---- */
-bool bt_link_put_hello(bt_link_outbox *outbox, const bt_link_hello *hello);
+bool bt_link_put_hello(bt_link_outbox *outbox, const bt_link_hello *hello,
+                       const uint8_t nonce[BT_PROOF_NONCE_BYTES]);
+bool bt_link_put_proof(bt_link_outbox *outbox, const uint8_t proof[BT_PROOF_BYTES]);
 bool bt_link_put_load(bt_link_outbox *outbox, const bt_link_load *load);
 bool bt_link_put_tokens(bt_link_outbox *outbox, const bt_link_tokens *tokens);
 bool bt_link_put_finished(bt_link_outbox *outbox, const bt_link_finished *finished);
@@ -124,6 +126,8 @@ bool bt_link_put_pong(bt_link_outbox *outbox, uint64_t number);
 bool bt_link_put_explained(bt_link_outbox *outbox, uint64_t number,
                            const bt_link_timeline *timelines, size_t n);
 
+bool bt_link_put_challenge(bt_link_outbox *outbox, const uint8_t nonce[BT_PROOF_NONCE_BYTES],
+                           const uint8_t proof[BT_PROOF_BYTES]);
 bool bt_link_put_welcome(bt_link_outbox *outbox, const char *name, uint32_t ping_ms,
                          uint32_t silence_ms);
 BT_MUST_CHECK bt_status bt_link_put_run(bt_link_outbox *outbox, const bt_link_run *run);
@@ -137,7 +141,12 @@ bool bt_link_put_resume(bt_link_outbox *outbox, bt_request_id id, uint32_t attem
 bool bt_link_put_drain(bt_link_outbox *outbox);
 
 /* ---- in: false: the message makes no sense. Results point into the message. ---- */
-bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out);
+/* `nonce` is filled when the version is ours. */
+bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out,
+                       uint8_t nonce[BT_PROOF_NONCE_BYTES]);
+bool bt_link_get_challenge(const Baton__Worker__V1__Challenge *in,
+                           uint8_t nonce[BT_PROOF_NONCE_BYTES], uint8_t proof[BT_PROOF_BYTES]);
+bool bt_link_get_proof(const Baton__Worker__V1__Proof *in, uint8_t proof[BT_PROOF_BYTES]);
 void bt_link_get_load(const Baton__Worker__V1__Load *in, bt_link_load *out);
 bool bt_link_get_finished(const Baton__Worker__V1__Finished *in, bt_link_finished *out);
 bool bt_link_get_parked(const Baton__Worker__V1__Parked *in, bt_link_parked *out);

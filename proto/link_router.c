@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The router's end. One peer for each attached stream:
  *
- *   attach         hello, version, key, name, on_worker_up
- *   ------> NEW ------------------------------------------> UP ----------------.
- *            | refused: finish(text)                        | silent, malformed, |
- *            v                                              v drop, stop, lost   v
- *           ENDING ---------------------------------------> on_done: on_worker_down
+ *   attach      hello, version         proof, name, on_worker_up
+ *   ------> NEW -------------> PROVING ---------------------------> UP -----------------.
+ *            |  (challenge sent) |  refused: finish(text)           | silent, malformed, |
+ *            v                   v  no proof in silence_ms          v drop, stop, lost   v
+ *           ENDING -----------------------------------------------> on_done: on_worker_down
  *
  * 1. A peer lives exactly as long as its call; on_worker_down is told from on_done, if on_worker_up
  *    was accepted.
@@ -13,7 +13,10 @@
  *    next message.
  * 3. A new stream with the name of an attached worker: if the old one has been silent for a while
  *    it is a leftover of a lost connection and gives way; otherwise two workers have one name,
- *    and the new one is refused. */
+ *    and the new one is refused.
+ * 4. Who has proved nothing gets a challenge, a refusal or an end, and time and room that are
+ *    short: UNPROVED_MAX streams, of which the oldest gives way. A worker needs one round trip, so
+ *    a flood of idle streams does not keep it out. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,11 +32,13 @@ enum {
     TEXT_BYTES = 256,
     OUTBOX_BYTES = 32 * 1024 * 1024,
     REFUSAL_LOG_MS = 60 * 1000,
+    UNPROVED_MAX = 64,
     LEFTOVER_MS = 1000, /* silent for so long: give way to a worker of the same name */
 };
 
 typedef enum peer_state {
-    NEW,
+    NEW,     /* waits for the hello */
+    PROVING, /* waits for the proof */
     UP,
     ENDING,
 } peer_state;
@@ -47,6 +52,8 @@ struct bt_link_peer {
     bool told_up; /* on_worker_down is owed */
     bt_link_hello hello;
     bt_link_outbox outbox;
+    int64_t began_ns;
+    bt_proof_terms terms; /* PROVING */
     int64_t heard_ns;
     int64_t ending_ns;      /* when its end was decided; 0 where it was cut at once */
     uint64_t blocks_number; /* last one that came */
@@ -58,7 +65,7 @@ struct bt_link_peer {
 
 struct bt_link_router {
     char name[BT_LINK_NAME_MAX];
-    uint8_t cluster_key_print[BT_LINK_ID_BYTES];
+    bt_cluster_key cluster_key;
     uint32_t workers_max;
     uint32_t ping_ms;
     uint32_t silence_ms;
@@ -121,7 +128,12 @@ static void end_malformed(bt_link_peer *peer)
     end_peer(peer, BT_RPC_INVALID_ARGUMENT, "the worker sent something that makes no sense");
 }
 
-/* ---- hello ---- */
+/* ---- hello, proof ---- */
+
+static bool is_unproved(const bt_link_peer *peer)
+{
+    return peer->state == NEW || peer->state == PROVING;
+}
 
 static bt_link_peer *find_namesake(const bt_link_peer *peer)
 {
@@ -133,24 +145,15 @@ static bt_link_peer *find_namesake(const bt_link_peer *peer)
     return NULL;
 }
 
-/* Does the new worker fit in? If not, err says why and what would help. */
-static bt_status check_hello(bt_link_peer *peer, bt_error *err)
+/* Does the new worker, who has proved to be one, fit in? If not, err says why and what would help.
+ */
+static bt_status check_worker(bt_link_peer *peer, bt_error *err)
 {
     const bt_link_router *link = peer->link;
     const bt_link_hello *hello = &peer->hello;
-    if (hello->protocol_version != BT_LINK_PROTOCOL_VERSION) {
-        return bt_error_set(err, BT_EMISMATCH,
-                            "worker '%s' speaks protocol version %u, router '%s' version %d. Run "
-                            "the same version of baton on both",
-                            hello->kv.name, hello->protocol_version, link->name,
-                            BT_LINK_PROTOCOL_VERSION);
-    }
-    if (!bt_hash_equal_secret(hello->cluster_key_print, link->cluster_key_print,
-                              BT_LINK_ID_BYTES)) {
-        return bt_error_set(err, BT_EMISMATCH,
-                            "worker '%s' has another cluster key than router '%s'. Give both the "
-                            "same cluster key",
-                            hello->kv.name, link->name);
+    if (link->stats.workers_up >= link->workers_max) {
+        return bt_error_set(err, BT_EEXHAUSTED, "router '%s' has as many workers as it can hold",
+                            link->name);
     }
     bt_link_peer *namesake = find_namesake(peer);
     if (namesake == NULL) {
@@ -171,11 +174,48 @@ static bt_status check_hello(bt_link_peer *peer, bt_error *err)
 static bool take_hello(bt_link_peer *peer, const Baton__Worker__V1__Hello *in)
 {
     bt_link_router *link = peer->link;
-    if (!bt_link_get_hello(in, &peer->hello)) {
+    bt_proof_terms *terms = &peer->terms;
+    if (!bt_link_get_hello(in, &peer->hello, terms->worker_nonce)) {
+        return false;
+    }
+    if (peer->hello.protocol_version != BT_LINK_PROTOCOL_VERSION) {
+        char text[TEXT_BYTES];
+        snprintf(text, sizeof text,
+                 "worker '%s' speaks protocol version %u, router '%s' version %d. Run the same "
+                 "version of baton on both",
+                 peer->hello.kv.name, peer->hello.protocol_version, link->name,
+                 BT_LINK_PROTOCOL_VERSION);
+        refuse_peer(peer, text);
+        return true;
+    }
+    terms->version = BT_LINK_PROTOCOL_VERSION;
+    terms->name = peer->hello.kv.name;
+    terms->incarnation = peer->hello.kv.incarnation;
+    bt_hash_random(terms->router_nonce, sizeof terms->router_nonce);
+    uint8_t proof[BT_PROOF_BYTES];
+    bt_proof_make(&link->cluster_key, BT_PROOF_ROUTER, terms, proof);
+    peer->state = PROVING;
+    return bt_link_put_challenge(&peer->outbox, terms->router_nonce, proof);
+}
+
+static bool take_proof(bt_link_peer *peer, const Baton__Worker__V1__Proof *in)
+{
+    bt_link_router *link = peer->link;
+    uint8_t proof[BT_PROOF_BYTES];
+    if (!bt_link_get_proof(in, proof)) {
         return false;
     }
     bt_error err = {{0}};
-    bt_status status = check_hello(peer, &err);
+    bt_status status = BT_OK;
+    if (!bt_proof_check(&link->cluster_key, BT_PROOF_WORKER, &peer->terms, proof)) {
+        status = bt_error_set(&err, BT_EMISMATCH,
+                              "worker '%s' has another cluster key than router '%s'. Give both the "
+                              "same cluster key",
+                              peer->hello.kv.name, link->name);
+    }
+    if (status == BT_OK) {
+        status = check_worker(peer, &err);
+    }
     if (status == BT_OK) {
         /* Queued first, so that a run given from inside on_worker_up comes after it. */
         peer->state = UP;
@@ -281,12 +321,15 @@ static bool take_explained(bt_link_peer *peer, const Baton__Worker__V1__Explaine
 
 static bool take_event(bt_link_peer *peer, const Baton__Worker__V1__Event *event)
 {
-    if ((event->event_case == BATON__WORKER__V1__EVENT__EVENT_HELLO) != (peer->state == NEW)) {
+    if ((event->event_case == BATON__WORKER__V1__EVENT__EVENT_HELLO) != (peer->state == NEW) ||
+        (event->event_case == BATON__WORKER__V1__EVENT__EVENT_PROOF) != (peer->state == PROVING)) {
         return false;
     }
     switch (event->event_case) {
     case BATON__WORKER__V1__EVENT__EVENT_HELLO:
         return take_hello(peer, event->hello);
+    case BATON__WORKER__V1__EVENT__EVENT_PROOF:
+        return take_proof(peer, event->proof);
     case BATON__WORKER__V1__EVENT__EVENT_LOAD: {
         bt_link_load load;
         bt_link_get_load(event->load, &load);
@@ -313,6 +356,10 @@ static void on_message(bt_rpc_call *call, const uint8_t *data, size_t len, bool 
     bt_link_peer *peer = ctx;
     bt_link_router *link = peer->link;
     if (peer->state == ENDING) {
+        return;
+    }
+    if (end && peer->state == PROVING) { /* it may have found our proof wrong */
+        refuse_peer(peer, "it left without a proof. Give it the same cluster key");
         return;
     }
     if (end) {
@@ -372,6 +419,24 @@ static void on_done(bt_rpc_call *call, bt_rpc_code code, const char *message, vo
 
 static const bt_rpc_callbacks stream_callbacks = {on_message, on_sent, on_done};
 
+/* Room for one more stream that has proved nothing: the oldest of too many gives way. */
+static void make_room(bt_link_router *link)
+{
+    uint32_t n = 0;
+    bt_link_peer *oldest = NULL;
+    for (bt_link_peer *p = link->peers; p != NULL; p = p->next) {
+        if (is_unproved(p)) {
+            n++;
+            oldest = p; /* new ones are put in front */
+        }
+    }
+    if (n >= UNPROVED_MAX) {
+        link->stats.refusals++;
+        oldest->state = ENDING;
+        bt_rpc_call_cancel(oldest->call);
+    }
+}
+
 static void on_attach(bt_rpc_call *call, void *ctx)
 {
     bt_link_router *link = ctx;
@@ -379,17 +444,20 @@ static void on_attach(bt_rpc_call *call, void *ctx)
         bt_rpc_call_finish(call, BT_RPC_UNAVAILABLE, "this router is shutting down", NULL, 0);
         return;
     }
-    bt_link_peer *peer = link->n_peers < link->workers_max ? calloc(1, sizeof *peer) : NULL;
+    make_room(link);
+    const bool has_room = link->n_peers < link->workers_max + 2 * UNPROVED_MAX;
+    bt_link_peer *peer = has_room ? calloc(1, sizeof *peer) : NULL;
     if (peer == NULL) {
         link->stats.refusals++;
         bt_rpc_call_finish(call, BT_RPC_RESOURCE_EXHAUSTED,
-                           "this router has as many workers as it can hold", NULL, 0);
+                           "this router has as many connections as it can hold", NULL, 0);
         return;
     }
     peer->link = link;
     peer->call = call;
     peer->outbox.max_bytes = link->outbox_bytes_max;
     peer->heard_ns = bt_clock_now_ns();
+    peer->began_ns = peer->heard_ns;
     snprintf(peer->address, sizeof peer->address, "%s", bt_rpc_call_peer(call));
     peer->next = link->peers;
     if (link->peers != NULL) {
@@ -415,7 +483,8 @@ static void on_tick(void *ctx)
             }
             continue;
         }
-        const int64_t silent_ns = now_ns - p->heard_ns;
+        /* What an unproved peer says does not lengthen its time. */
+        const int64_t silent_ns = now_ns - (is_unproved(p) ? p->began_ns : p->heard_ns);
         if (silent_ns > (int64_t)link->silence_ms * BT_LINK_NS_PER_MS) {
             link->stats.silences++;
             snprintf(p->reason, sizeof p->reason, "silent for %" PRId64 " ms",
@@ -442,7 +511,7 @@ bt_status bt_link_router_create(bt_loop *loop, bt_rpc_server *server,
         return BT_ENOMEM;
     }
     snprintf(link->name, sizeof link->name, "%s", options->name != NULL ? options->name : "");
-    memcpy(link->cluster_key_print, options->cluster_key_print, BT_LINK_ID_BYTES);
+    link->cluster_key = options->cluster_key;
     link->workers_max = options->workers_max > 0 ? options->workers_max : WORKERS_MAX;
     link->ping_ms = options->ping_ms > 0 ? options->ping_ms : BT_LINK_PING_MS;
     link->silence_ms = options->silence_ms > 0 ? options->silence_ms : BT_LINK_SILENCE_MS;
@@ -589,5 +658,6 @@ void bt_link_router_destroy(bt_link_router *link)
     BT_ASSERT(link->peers == NULL);
     bt_timer_destroy(link->tick);
     bt_link_arena_reset(&link->arena);
+    bt_hash_wipe(&link->cluster_key, sizeof link->cluster_key);
     free(link);
 }

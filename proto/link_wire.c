@@ -2,6 +2,7 @@
 /* Plain structs to worker.proto's messages and back. What comes in is checked here, once: sizes
  * of ids, lengths of arrays that belong together, token ids and sampling parameters in range,
  * strings that fit. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -47,13 +48,18 @@ static bool get_text(const char *in, char *out, size_t capacity)
     return true;
 }
 
-static bool get_bytes(ProtobufCBinaryData in, uint8_t out[BT_LINK_ID_BYTES])
+static bool get_exactly(ProtobufCBinaryData in, uint8_t *out, size_t n)
 {
-    if (in.len != BT_LINK_ID_BYTES) {
+    if (in.len != n) {
         return false;
     }
-    memcpy(out, in.data, BT_LINK_ID_BYTES);
+    memcpy(out, in.data, n);
     return true;
+}
+
+static bool get_bytes(ProtobufCBinaryData in, uint8_t out[BT_LINK_ID_BYTES])
+{
+    return get_exactly(in, out, BT_LINK_ID_BYTES);
 }
 
 /* Token ids are never negative, so one array serves both signs. */
@@ -77,9 +83,10 @@ bool bt_link_get_id(const pb_id *in, bt_request_id *id, uint32_t *attempt)
     return true;
 }
 
-/* ---- hello ---- */
+/* ---- hello, proofs ---- */
 
-bool bt_link_put_hello(bt_link_outbox *outbox, const bt_link_hello *hello)
+bool bt_link_put_hello(bt_link_outbox *outbox, const bt_link_hello *hello,
+                       const uint8_t nonce[BT_PROOF_NONCE_BYTES])
 {
     Baton__Worker__V1__Hello out = BATON__WORKER__V1__HELLO__INIT;
     out.protocol_version = hello->protocol_version;
@@ -91,7 +98,6 @@ bool bt_link_put_hello(bt_link_outbox *outbox, const bt_link_hello *hello)
     out.model = make_text(hello->model);
     out.model_fingerprint = make_bytes(hello->model_fingerprint, BT_LINK_ID_BYTES);
     out.tokenizer_hash = make_bytes(hello->tokenizer_hash, BT_LINK_ID_BYTES);
-    out.cluster_key_print = make_bytes(hello->cluster_key_print, BT_LINK_ID_BYTES);
     out.kv_tcp = make_text(hello->kv.kv_tcp);
     out.kv_unix = make_text(hello->kv.kv_unix);
     out.boot_id = make_bytes(hello->kv.boot_id, BT_LINK_ID_BYTES);
@@ -101,13 +107,15 @@ bool bt_link_put_hello(bt_link_outbox *outbox, const bt_link_hello *hello)
     out.requests_max = hello->requests_max;
     out.context_tokens = hello->context_tokens;
     out.step_tokens_max = hello->step_tokens_max;
+    out.nonce = make_bytes(nonce, BT_PROOF_NONCE_BYTES);
     pb_event event = BATON__WORKER__V1__EVENT__INIT;
     event.event_case = BATON__WORKER__V1__EVENT__EVENT_HELLO;
     event.hello = &out;
     return add_event(outbox, &event);
 }
 
-bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out)
+bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out,
+                       uint8_t nonce[BT_PROOF_NONCE_BYTES])
 {
     *out = (bt_link_hello){
         .protocol_version = in->protocol_version,
@@ -135,8 +143,42 @@ bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out)
            get_bytes(in->numerics_id, out->numerics_id) &&
            get_bytes(in->model_fingerprint, out->model_fingerprint) &&
            get_bytes(in->tokenizer_hash, out->tokenizer_hash) &&
-           get_bytes(in->cluster_key_print, out->cluster_key_print) &&
-           get_bytes(in->boot_id, out->kv.boot_id);
+           get_bytes(in->boot_id, out->kv.boot_id) &&
+           get_exactly(in->nonce, nonce, BT_PROOF_NONCE_BYTES);
+}
+
+bool bt_link_put_challenge(bt_link_outbox *outbox, const uint8_t nonce[BT_PROOF_NONCE_BYTES],
+                           const uint8_t proof[BT_PROOF_BYTES])
+{
+    Baton__Worker__V1__Challenge out = BATON__WORKER__V1__CHALLENGE__INIT;
+    out.nonce = make_bytes(nonce, BT_PROOF_NONCE_BYTES);
+    out.proof = make_bytes(proof, BT_PROOF_BYTES);
+    pb_command command = BATON__WORKER__V1__COMMAND__INIT;
+    command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_CHALLENGE;
+    command.challenge = &out;
+    return bt_link_outbox_add(outbox, &command.base, true);
+}
+
+bool bt_link_get_challenge(const Baton__Worker__V1__Challenge *in,
+                           uint8_t nonce[BT_PROOF_NONCE_BYTES], uint8_t proof[BT_PROOF_BYTES])
+{
+    return get_exactly(in->nonce, nonce, BT_PROOF_NONCE_BYTES) &&
+           get_exactly(in->proof, proof, BT_PROOF_BYTES);
+}
+
+bool bt_link_put_proof(bt_link_outbox *outbox, const uint8_t proof[BT_PROOF_BYTES])
+{
+    Baton__Worker__V1__Proof out = BATON__WORKER__V1__PROOF__INIT;
+    out.proof = make_bytes(proof, BT_PROOF_BYTES);
+    pb_event event = BATON__WORKER__V1__EVENT__INIT;
+    event.event_case = BATON__WORKER__V1__EVENT__EVENT_PROOF;
+    event.proof = &out;
+    return add_event(outbox, &event);
+}
+
+bool bt_link_get_proof(const Baton__Worker__V1__Proof *in, uint8_t proof[BT_PROOF_BYTES])
+{
+    return get_exactly(in->proof, proof, BT_PROOF_BYTES);
 }
 
 /* ---- load ---- */
@@ -165,6 +207,11 @@ bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out)
     X(step_ns)                                                                                     \
     X(prefill_token_ns)                                                                            \
     X(oldest_waiting_ns)                                                                           \
+    X(step_age_ns)                                                                                 \
+    X(stuck_ns)                                                                                    \
+    X(requests_decoding)                                                                           \
+    X(running_max)                                                                                 \
+    X(last_step_ns)                                                                                \
     X(blocks_stored)                                                                               \
     X(blocks_evicted)                                                                              \
     X(prefix_queries)                                                                              \
@@ -409,6 +456,13 @@ bool bt_link_put_pong(bt_link_outbox *outbox, uint64_t number)
 }
 
 /* ---- explained ---- */
+
+bool bt_link_is_request(const char *request, bt_request_id id, const char *label)
+{
+    char hex[BT_HASH128_HEX_BYTES];
+    snprintf(hex, sizeof hex, "%016" PRIx64 "%016" PRIx64, id.hi, id.lo);
+    return strcmp(request, hex) == 0 || (label[0] != '\0' && strcmp(request, label) == 0);
+}
 
 #define TIMELINE_FIELDS(X)                                                                         \
     X(arrived_unix_ns)                                                                             \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The worker's end. One session for each router:
  *
- *            dial()                welcome                    lost, silent, overflow
+ *            dial()          challenge, welcome               lost, silent, overflow
  *   WAITING --------> DIALING ----------------> UP -------------------------------.
  *      ^                 | lost, refused        | runs, events, snapshots         |
  *      |  redial timer   v                      v                                 v
@@ -31,6 +31,7 @@
 enum {
     RUNS_MAX = 4096,
     LOAD_MS = 200,
+    ANSWER_MS = 3000,
     LOAD_GAP_MS = 10, /* between two reports that a change caused */
     REDIAL_MIN_MS = 100,
     REDIAL_JITTER_MS = 400,
@@ -42,7 +43,7 @@ enum {
 
 typedef enum session_state {
     WAITING, /* for the redial timer */
-    DIALING, /* call started; hello is sent or waits for the connection */
+    DIALING, /* call started; hello waits for the connection, or for its answers */
     UP,
 } session_state;
 
@@ -62,6 +63,9 @@ struct session {
     bt_timer *redial;
     session_state state;
     attach *attach;           /* DIALING, UP */
+    bool proved;              /* DIALING: the router knows the cluster key, our proof is sent */
+    int64_t greeted_ns;       /* DIALING: when the hello left; 0: not yet */
+    uint8_t nonce[BT_PROOF_NONCE_BYTES];
     bool cut;                 /* the call is cancelled; its end is on the way */
     char reason[TEXT_BYTES];  /* of our own, for on_router_down */
     char refusal[TEXT_BYTES]; /* last one logged */
@@ -82,6 +86,8 @@ struct bt_link_worker {
     bt_link_hello hello;
     const bt_link_worker_callbacks *callbacks;
     void *ctx;
+    bt_cluster_key cluster_key;
+    int64_t answer_ns;
     uint32_t load_ms;
     session *sessions; /* [n_sessions] */
     uint32_t n_sessions;
@@ -215,7 +221,12 @@ static bool take_run(session *s, const Baton__Worker__V1__Run *in)
     if (!bt_link_get_id(in->id, &id, &attempt)) {
         return false;
     }
-    if (bt_link_runs_find(&link->runs, id, attempt) != NULL) {
+    const bt_link_open_run *open = bt_link_runs_find(&link->runs, id, attempt);
+    if (open != NULL && open->router != s->idx) {
+        refuse_run(s, id, attempt, BT_EEXISTS, "this attempt runs here for another router");
+        return true;
+    }
+    if (open != NULL) {
         link->stats.runs_duplicate++;
         return true;
     }
@@ -304,9 +315,33 @@ static void take_explain(session *s, const Baton__Worker__V1__Explain *in)
     (void)bt_link_put_explained(&s->outbox, in->number, timelines, n);
 }
 
+/* The router is to know the cluster key; then it is told that we do. */
+static bool take_challenge(session *s, const Baton__Worker__V1__Challenge *in)
+{
+    const bt_link_worker *link = s->link;
+    bt_proof_terms terms = {
+        .version = BT_LINK_PROTOCOL_VERSION,
+        .name = link->hello.kv.name,
+        .incarnation = link->hello.kv.incarnation,
+    };
+    memcpy(terms.worker_nonce, s->nonce, sizeof terms.worker_nonce);
+    uint8_t proof[BT_PROOF_BYTES];
+    if (s->state != DIALING || s->proved ||
+        !bt_link_get_challenge(in, terms.router_nonce, proof)) {
+        return false;
+    }
+    if (!bt_proof_check(&link->cluster_key, BT_PROOF_ROUTER, &terms, proof)) {
+        cut_session(s, "the router has another cluster key. Give both the same cluster key");
+        return true;
+    }
+    s->proved = true;
+    bt_proof_make(&link->cluster_key, BT_PROOF_WORKER, &terms, proof);
+    return bt_link_put_proof(&s->outbox, proof);
+}
+
 static bool take_welcome(session *s, const Baton__Worker__V1__Welcome *in)
 {
-    if (s->state != DIALING || in->protocol_version != BT_LINK_PROTOCOL_VERSION) {
+    if (s->state != DIALING || !s->proved || in->protocol_version != BT_LINK_PROTOCOL_VERSION) {
         return false;
     }
     snprintf(s->router_name, sizeof s->router_name, "%s", in->router_name);
@@ -330,6 +365,9 @@ static bool take_welcome(session *s, const Baton__Worker__V1__Welcome *in)
 
 static bool take_command(session *s, const Baton__Worker__V1__Command *command)
 {
+    if (command->command_case == BATON__WORKER__V1__COMMAND__COMMAND_CHALLENGE) {
+        return take_challenge(s, command->challenge);
+    }
     if (command->command_case == BATON__WORKER__V1__COMMAND__COMMAND_WELCOME) {
         return take_welcome(s, command->welcome);
     }
@@ -394,6 +432,9 @@ static void on_sent(bt_rpc_call *call, void *ctx)
     if (s == NULL) {
         return;
     }
+    if (s->state == DIALING && s->greeted_ns == 0) {
+        s->greeted_ns = bt_clock_now_ns();
+    }
     push_snapshot(s);
     send_next(s);
     if (s->link->closing) {
@@ -433,8 +474,7 @@ static void tell_refused(session *s, const char *reason)
     s->link->stats.refusals++;
     if (strncmp(s->refusal, reason, sizeof s->refusal - 1) != 0) {
         snprintf(s->refusal, sizeof s->refusal, "%s", reason);
-        bt_log(BT_ERROR, "router refuses this worker: address=%s reason=\"%s\"", s->address,
-               reason);
+        bt_log(BT_ERROR, "cannot attach to router: address=%s reason=\"%s\"", s->address, reason);
     }
 }
 
@@ -455,6 +495,7 @@ static void on_done(bt_rpc_call *call, bt_rpc_code code, const char *message, vo
         return;
     }
     const session_state was = s->state;
+    const bool was_cut = s->cut; /* by this side */
     char reason[TEXT_BYTES];
     snprintf(reason, sizeof reason, "%s",
              s->cut               ? s->reason
@@ -469,8 +510,9 @@ static void on_done(bt_rpc_call *call, bt_rpc_code code, const char *message, vo
         close_when_drained(s->link);
         return;
     }
-    const bool refused = was == DIALING && code != BT_RPC_OK && code != BT_RPC_UNAVAILABLE &&
-                         code != BT_RPC_CANCELLED;
+    const bool refused = was == DIALING && (was_cut || (code != BT_RPC_OK &&
+                                                        code != BT_RPC_UNAVAILABLE &&
+                                                        code != BT_RPC_CANCELLED));
     bt_timer_start(s->redial, redial_ms(refused ? REFUSED_MIN_MS : REDIAL_MIN_MS), 0);
     if (refused) {
         tell_refused(s, reason);
@@ -500,9 +542,12 @@ static void dial(void *ctx)
     }
     s->attach = a;
     s->state = DIALING;
+    s->proved = false;
+    s->greeted_ns = 0;
     s->heard_ns = bt_clock_now_ns();
+    bt_hash_random(s->nonce, sizeof s->nonce);
     bt_rpc_call_recv(a->call);
-    if (!bt_link_put_hello(&s->outbox, &link->hello)) {
+    if (!bt_link_put_hello(&s->outbox, &link->hello, s->nonce)) {
         cut_session(s, "out of memory");
     }
     send_next(s);
@@ -515,6 +560,10 @@ static void on_tick(void *ctx)
     const int64_t now_ns = bt_clock_now_ns();
     for (uint32_t i = 0; i < link->n_sessions; i++) {
         session *s = &link->sessions[i];
+        /* While the connection is not there yet, gRPC tries on; what is connected has to answer. */
+        if (s->state == DIALING && s->greeted_ns != 0 && now_ns - s->greeted_ns > link->answer_ns) {
+            cut_session(s, "what listens there does not answer as a router");
+        }
         if (s->state != UP || s->cut) {
             continue;
         }
@@ -604,6 +653,9 @@ bt_status bt_link_worker_create(bt_loop *loop, bt_rpc *rpc, const bt_link_worker
     link->callbacks = options->callbacks;
     link->ctx = options->ctx;
     link->load_ms = options->load_ms > 0 ? options->load_ms : LOAD_MS;
+    link->cluster_key = options->cluster_key;
+    link->answer_ns =
+        (int64_t)(options->answer_ms > 0 ? options->answer_ms : ANSWER_MS) * BT_LINK_NS_PER_MS;
     bt_link_arena_init(&link->arena);
     status = init_tables(link, options);
     if (status == BT_OK) {
@@ -830,6 +882,7 @@ void bt_link_worker_destroy(bt_link_worker *link)
     bt_link_arena_reset(&link->arena);
     bt_link_mirror_deinit(&link->mirror);
     bt_link_runs_deinit(&link->runs);
+    bt_hash_wipe(&link->cluster_key, sizeof link->cluster_key);
     free(link->sessions);
     free(link);
 }

@@ -278,7 +278,6 @@ static bt_status create_attach_side(bt_router *router, bt_error *err)
         .callbacks = &link_callbacks,
         .ctx = router,
     };
-    bt_cluster_key_print(&router->options.cluster_key, options.cluster_key_print);
     return bt_link_router_create(router->loop, router->attach_server, &options, &router->link, err);
 }
 
@@ -288,6 +287,7 @@ bt_status bt_router_create(bt_loop *loop, bt_rpc *rpc, bt_metrics *metrics,
     if (err != NULL) {
         err->text[0] = '\0';
     }
+        .cluster_key = router->options.cluster_key,
     bt_status status = check_options(options, err);
     if (status != BT_OK) {
         return status;

@@ -37,6 +37,7 @@ typedef struct bt_worker_options {
     bool pool_touch;            /* take the pool's memory at once */
     uint8_t tokenizer_hash[BT_LINK_ID_BYTES];    /* bt_tokenizer_fingerprint() */
     uint8_t cluster_key_print[BT_LINK_ID_BYTES]; /* bt_cluster_key_print() */
+    bt_cluster_key cluster_key;                  /* the same on every member */
     bool allow_mixed_numerics;
     bool no_prefix_cache;
     uint32_t requests_max; /* runs open at a time; 256 */

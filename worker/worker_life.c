@@ -226,7 +226,6 @@ static void fill_hello(const bt_worker *worker, const bt_kv_peer *kv, bt_link_he
     memcpy(hello->numerics_id, terms.numerics_id, sizeof hello->numerics_id);
     bt_hash128_to_bytes(bt_model_fingerprint(o->model), hello->model_fingerprint);
     memcpy(hello->tokenizer_hash, o->tokenizer_hash, sizeof hello->tokenizer_hash);
-    memcpy(hello->cluster_key_print, o->cluster_key_print, sizeof hello->cluster_key_print);
 }
 
 bt_status bt_worker_start(bt_worker *worker, const bt_engine_scheduler *table, const bt_kv_peer *kv,
@@ -246,6 +245,7 @@ bt_status bt_worker_start(bt_worker *worker, const bt_engine_scheduler *table, c
     };
     bt_status status = bt_link_worker_create(worker->loop, worker->rpc, &link, &worker->link, err);
     if (status != BT_OK) {
+        .cluster_key = worker->options.cluster_key,
         return status;
     }
     worker->load.blocks_free = worker->options.pool_blocks;

@@ -14,10 +14,8 @@
 #include <string.h>
 
 #include "proto/link.h"
-#include "proto/worker.pb-c.h"
-#include "tests/proto/talk.h"
+#include "tests/proto/by_hand.h"
 
-#define ATTACH_PATH "/baton.worker.v1.Attach/Attach"
 #define INIT(NAME) BATON__WORKER__V1__##NAME##__INIT
 
 typedef Baton__Worker__V1__Event pb_event;
@@ -127,32 +125,11 @@ static int tear_down(void **state)
 
 /* ---- messages ---- */
 
-static size_t pack(pb_event *event, uint8_t *out)
-{
-    Baton__Worker__V1__FromWorker message = INIT(FROM_WORKER);
-    message.n_events = 1;
-    message.events = &event;
-    return baton__worker__v1__from_worker__pack(&message, out);
-}
-
+/* A second hello: the first one was by_hand_attach()'s. */
 static size_t pack_hello(uint32_t version, uint8_t *out)
 {
-    static uint8_t zeros[16];
-    const ProtobufCBinaryData id = {.len = sizeof zeros, .data = zeros};
-    static char name[] = "by-hand";
-    Baton__Worker__V1__Hello hello = INIT(HELLO);
-    hello.protocol_version = version;
-    hello.name = name;
-    hello.role = BATON__WORKER__V1__ROLE__ROLE_BOTH;
-    hello.numerics_id = id;
-    hello.model_fingerprint = id;
-    hello.tokenizer_hash = id;
-    hello.cluster_key_print = id;
-    hello.boot_id = id;
-    pb_event event = INIT(EVENT);
-    event.event_case = BATON__WORKER__V1__EVENT__EVENT_HELLO;
-    event.hello = &hello;
-    return pack(&event, out);
+    static const uint8_t nonce[BT_PROOF_NONCE_BYTES] = {1};
+    return by_hand_hello(version, nonce, out);
 }
 
 static size_t pack_blocks(uint64_t number, int kind, size_t len, uint8_t *out)
@@ -165,7 +142,7 @@ static size_t pack_blocks(uint64_t number, int kind, size_t len, uint8_t *out)
     pb_event event = INIT(EVENT);
     event.event_case = BATON__WORKER__V1__EVENT__EVENT_BLOCKS;
     event.blocks = &blocks;
-    return pack(&event, out);
+    return by_hand_pack(&event, out);
 }
 
 static size_t pack_tokens(uint8_t *out)
@@ -189,7 +166,7 @@ static size_t pack_tokens(uint8_t *out)
     pb_event event = INIT(EVENT);
     event.event_case = BATON__WORKER__V1__EVENT__EVENT_TOKENS;
     event.tokens = &tokens;
-    return pack(&event, out);
+    return by_hand_pack(&event, out);
 }
 
 /* Far fewer bytes than what a router would hold for as many results. */
@@ -204,22 +181,13 @@ static size_t pack_too_many_tokens(uint8_t *out)
     pb_event event = INIT(EVENT);
     event.event_case = BATON__WORKER__V1__EVENT__EVENT_TOKENS;
     event.tokens = &tokens;
-    return pack(&event, out);
+    return by_hand_pack(&event, out);
 }
 
 static void attach_by_hand(fixture *f)
 {
-    uint8_t bytes[512];
-    talk_start(&f->talk, &f->pair, ATTACH_PATH);
-    talk_send(&f->talk, bytes, pack_hello(BT_LINK_PROTOCOL_VERSION, bytes));
-    talk_wait_replies(&f->talk, 1);
-    Baton__Worker__V1__ToWorker *reply = baton__worker__v1__to_worker__unpack(
-        NULL, f->talk.replies[0].len, f->talk.replies[0].bytes);
-    assert_non_null(reply);
-    assert_int_equal(reply->commands[0]->command_case, BATON__WORKER__V1__COMMAND__COMMAND_WELCOME);
-    assert_string_equal(reply->commands[0]->welcome->router_name, "router-0");
-    assert_int_equal(reply->commands[0]->welcome->silence_ms, 300);
-    baton__worker__v1__to_worker__free_unpacked(reply, NULL);
+    static const bt_cluster_key no_key;
+    by_hand_attach(&f->talk, &f->pair, &no_key);
 }
 
 static bool was_asked_for_snapshot(const talk *t)
@@ -244,8 +212,8 @@ static void other_protocol_version_is_refused_with_advice(void **state)
 {
     fixture *f = *state;
     uint8_t bytes[512];
-    talk_start(&f->talk, &f->pair, ATTACH_PATH);
-    talk_send(&f->talk, bytes, pack_hello(BT_LINK_PROTOCOL_VERSION + 1, bytes));
+    talk_start(&f->talk, &f->pair, BY_HAND_PATH);
+    talk_send(&f->talk, bytes, pack_hello(BT_LINK_PROTOCOL_VERSION - 1, bytes));
     talk_wait_done(&f->talk);
     assert_int_equal(f->talk.code, BT_RPC_FAILED_PRECONDITION);
     assert_non_null(strstr(f->talk.message, "by-hand"));
@@ -266,7 +234,7 @@ static void silent_worker_is_given_up(void **state)
 static void stream_without_hello_is_given_up(void **state)
 {
     fixture *f = *state;
-    talk_start(&f->talk, &f->pair, ATTACH_PATH);
+    talk_start(&f->talk, &f->pair, BY_HAND_PATH);
     talk_wait_done(&f->talk);
     assert_int_not_equal(f->talk.code, BT_RPC_OK);
     assert_int_equal(f->n_down, 0);
@@ -342,26 +310,29 @@ static void garbled_messages_harm_nobody(void **state)
     WAIT_FOR(&f->pair, f->n_tokens == before + 1);
 }
 
-/* gRPC does not keep the order of new calls, so that any of the three may be the one too many. */
+/* The router of this test holds two; each of these has the name of its own that it must have. */
 static void workers_beyond_the_limit_are_refused(void **state)
 {
     fixture *f = *state;
-    talk idle[3];
+    static bt_link_worker *workers[3];
+    static const bt_link_worker_callbacks nothing;
+    const char *const routers[] = {f->pair.address};
     for (size_t i = 0; i < 3; i++) {
-        talk_start(&idle[i], &f->pair, ATTACH_PATH);
+        bt_link_hello hello = {.role = BT_LINK_ROLE_BOTH};
+        snprintf(hello.kv.name, sizeof hello.kv.name, "worker-%zu", i);
+        const bt_link_worker_options options = {.hello = &hello,
+                                                .routers = routers,
+                                                .n_routers = 1,
+                                                .load_ms = 20,
+                                                .callbacks = &nothing};
+        assert_int_equal(
+            bt_link_worker_create(f->pair.loop, f->pair.rpc, &options, &workers[i], NULL), BT_OK);
     }
-    WAIT_FOR(&f->pair, idle[0].done || idle[1].done || idle[2].done);
-    unsigned n_refused = 0;
+    WAIT_FOR(&f->pair, bt_link_router_get_stats(f->link).refusals > 0);
+    WAIT_FOR(&f->pair, f->n_up == 2);
+    assert_int_equal(f->n_down, 0);
     for (size_t i = 0; i < 3; i++) {
-        n_refused += idle[i].done && idle[i].code == BT_RPC_RESOURCE_EXHAUSTED;
-    }
-    assert_int_equal(n_refused, 1);
-    for (size_t i = 0; i < 3; i++) {
-        if (!idle[i].done) {
-            bt_rpc_call_cancel(idle[i].call);
-        }
-        talk_wait_done(&idle[i]);
-        talk_free(&idle[i]);
+        bt_link_worker_destroy(workers[i]);
     }
 }
 

@@ -137,6 +137,8 @@ static const bt_link_router_callbacks router_callbacks = {
 
 /* ---- the worker's end, recording ---- */
 
+#define CLUSTER_KEY {.key = {.bytes = {6, 66}}}
+
 typedef struct worker_end {
     bt_link_worker *link;
     unsigned n_runs;
@@ -228,6 +230,7 @@ typedef struct fixture {
     router_end router;
     worker_end worker;
     bt_link_hello hello;
+    bt_cluster_key worker_key;
 } fixture;
 
 static fixture the_fixture;
@@ -245,7 +248,6 @@ static bt_link_hello make_hello(const char *name)
         .model = "SmolLM2",
         .model_fingerprint = {4},
         .tokenizer_hash = {5},
-        .cluster_key_print = {6},
         .block_tokens = 16,
         .pool_blocks = POOL_BLOCKS,
         .block_bytes = 368640,
@@ -261,7 +263,7 @@ static void make_router(fixture *f)
 {
     const bt_link_router_options options = {
         .name = "router-0",
-        .cluster_key_print = {6},
+        .cluster_key = CLUSTER_KEY,
         .ping_ms = 50,
         .silence_ms = 1000,
         .callbacks = &router_callbacks,
@@ -281,6 +283,7 @@ static void make_worker(fixture *f, worker_end *w, size_t outbox_bytes_max)
         .hello = &f->hello,
         .routers = routers,
         .n_routers = 1,
+        .cluster_key = f->worker_key,
         .runs_max = 4,
         .load_ms = 50,
         .outbox_bytes_max = outbox_bytes_max,
@@ -297,6 +300,7 @@ static int set_up(void **state)
     fixture *f = &the_fixture;
     memset(f, 0, sizeof *f);
     f->hello = make_hello("decode-0");
+    f->worker_key = (bt_cluster_key)CLUSTER_KEY;
     assert_int_equal(bt_map128_create(2 * POOL_BLOCKS, &f->router.blocks), BT_OK);
     pair_init(&f->pair, NULL);
     make_router(f);
@@ -791,11 +795,12 @@ static void refused_worker_keeps_asking(void **state)
 static void other_cluster_key_is_refused(void **state)
 {
     fixture *f = *state;
-    f->hello.cluster_key_print[0] ^= 1;
+    f->worker_key.key.bytes[0] ^= 1;
     make_worker(f, &f->worker, 0);
     WAIT_FOR(&f->pair, bt_link_worker_get_stats(f->worker.link).refusals >= 1);
+    WAIT_FOR(&f->pair, bt_link_router_get_stats(f->router.link).refusals >= 1);
     assert_int_equal(f->router.n_up, 0);
-    assert_true(bt_link_router_get_stats(f->router.link).refusals >= 1);
+    assert_int_equal(f->worker.n_up, 0);
 }
 
 static void second_worker_of_one_name_is_refused(void **state)
@@ -822,7 +827,7 @@ static void events_go_to_the_router_that_asked(void **state)
     memset(&other, 0, sizeof other);
     assert_int_equal(bt_map128_create(POOL_BLOCKS, &other.blocks), BT_OK);
     const bt_link_router_options options = {.name = "router-1",
-                                            .cluster_key_print = {6},
+                                            .cluster_key = CLUSTER_KEY,
                                             .callbacks = &router_callbacks,
                                             .ctx = &other};
     assert_int_equal(bt_link_router_create(f->pair.loop, server, &options, &other.link, NULL),
@@ -834,6 +839,7 @@ static void events_go_to_the_router_that_asked(void **state)
     const bt_link_worker_options worker_options = {.hello = &f->hello,
                                                    .routers = routers,
                                                    .n_routers = 2,
+                                                   .cluster_key = CLUSTER_KEY,
                                                    .callbacks = &worker_callbacks,
                                                    .ctx = &f->worker};
     assert_int_equal(
@@ -841,13 +847,21 @@ static void events_go_to_the_router_that_asked(void **state)
         BT_OK);
     WAIT_FOR(&f->pair, f->worker.n_up == 2);
     const bt_link_run run = start_run(f, 1); /* from the first router */
+    /* The same one from the second: two routers can't both have drawn it. */
+    const bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 10};
+    bt_link_run again = run;
+    again.sampling = &sampling;
+    assert_int_equal(bt_link_router_run(other.worker, &again), BT_OK);
+    WAIT_FOR(&f->pair, other.n_finished == 1);
+    assert_int_equal(other.finished[0].status, BT_EEXISTS);
+    assert_int_equal(f->worker.n_runs, 1);
     store_range(f, 0, 10, BT_LINK_BLOCKS_STORED);
     bt_link_worker_finished(f->worker.link,
                             &(bt_link_finished){.id = run.id, .attempt = run.attempt});
     bt_link_worker_flush(f->worker.link);
     WAIT_FOR(&f->pair, f->router.n_finished == 1 && router_has_exactly(f, 0, 10));
     WAIT_FOR(&f->pair, bt_map128_len(other.blocks) == 10);
-    assert_int_equal(other.n_finished, 0);
+    assert_int_equal(other.n_finished, 1);
 
     bt_link_router_stop(other.link, "over");
     bt_rpc_server *first = f->pair.server;

@@ -401,7 +401,6 @@ bt_link_hello rig_hello(const rig *r, const char *name, bt_link_role role)
     bt_hash_random(&hello.kv.incarnation, sizeof hello.kv.incarnation);
     memset(hello.numerics_id, 7, sizeof hello.numerics_id);
     memcpy(hello.tokenizer_hash, r->tokenizer_hash, sizeof hello.tokenizer_hash);
-    bt_cluster_key_print(&r->options.cluster_key, hello.cluster_key_print);
     return hello;
 }
 
@@ -417,6 +416,7 @@ rig_worker *rig_dial(rig *r, const bt_link_hello *hello)
         .hello = &w->hello,
         .routers = routers,
         .n_routers = 1,
+        .cluster_key = r->options.cluster_key,
         .load_ms = 20,
         .callbacks = &worker_callbacks,
         .ctx = w,
