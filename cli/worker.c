@@ -468,6 +468,7 @@ static bt_status start_worker(worker_process *w, bt_error *err)
     }
     worker.model = w->model;
     memcpy(worker.tokenizer_hash, w->tokenizer_hash, sizeof worker.tokenizer_hash);
+    worker.cluster_key = w->process.cluster_key;
     memcpy(worker.cluster_key_print, w->process.cluster_key_print, sizeof worker.cluster_key_print);
     status = size_pool(w, &worker, err);
     if (status != BT_OK) {
@@ -494,7 +495,6 @@ static const char *health(void *ctx, bool *ready)
     } else {
         bt_decode_worker_get_health(w->decode, &now);
     }
-    worker.cluster_key = w->process.cluster_key;
     *ready = now.ready;
     return now.text;
 }

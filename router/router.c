@@ -273,6 +273,7 @@ static bt_status create_attach_side(bt_router *router, bt_error *err)
     }
     bt_link_router_options options = {
         .name = router->name,
+        .cluster_key = router->options.cluster_key,
         .workers_max = BT_ROUTER_WORKERS_MAX,
         .silence_ms = (uint32_t)router->options.worker_timeout_ms,
         .callbacks = &link_callbacks,
@@ -287,7 +288,6 @@ bt_status bt_router_create(bt_loop *loop, bt_rpc *rpc, bt_metrics *metrics,
     if (err != NULL) {
         err->text[0] = '\0';
     }
-        .cluster_key = router->options.cluster_key,
     bt_status status = check_options(options, err);
     if (status != BT_OK) {
         return status;

@@ -238,6 +238,7 @@ bt_status bt_worker_start(bt_worker *worker, const bt_engine_scheduler *table, c
         .hello = &hello,
         .routers = worker->options.routers,
         .n_routers = worker->options.n_routers,
+        .cluster_key = worker->options.cluster_key,
         .runs_max = worker->options.requests_max,
         .load_ms = worker->options.load_ms,
         .callbacks = &bt_worker_link_callbacks,
@@ -245,7 +246,6 @@ bt_status bt_worker_start(bt_worker *worker, const bt_engine_scheduler *table, c
     };
     bt_status status = bt_link_worker_create(worker->loop, worker->rpc, &link, &worker->link, err);
     if (status != BT_OK) {
-        .cluster_key = worker->options.cluster_key,
         return status;
     }
     worker->load.blocks_free = worker->options.pool_blocks;
