@@ -145,6 +145,30 @@ bt_status bt_socket_resolve(const char *text, bool passive, bt_socket_address *o
     return BT_OK;
 }
 
+bool bt_socket_is_local(const char *text)
+{
+    bt_socket_address address;
+    struct sockaddr_in in;
+    struct sockaddr_in6 in6;
+    if (bt_socket_resolve(text, true, &address, NULL) != BT_OK) {
+        return false;
+    }
+    switch (sockaddr_of(&address)->sa_family) {
+    case AF_UNIX:
+        return true;
+    case AF_INET:
+        memcpy(&in, address.storage, sizeof in);
+        return ntohl(in.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+    case AF_INET6:
+        memcpy(&in6, address.storage, sizeof in6);
+        return IN6_IS_ADDR_LOOPBACK(&in6.sin6_addr) ||
+               (IN6_IS_ADDR_V4MAPPED(&in6.sin6_addr) &&
+                in6.sin6_addr.s6_addr[12] == IN_LOOPBACKNET);
+    default:
+        return false;
+    }
+}
+
 void bt_socket_address_text(const bt_socket_address *address, char out[BT_SOCKET_TEXT_BYTES])
 {
     char host[INET6_ADDRSTRLEN] = "?";

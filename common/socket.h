@@ -38,6 +38,10 @@ BT_MUST_CHECK bt_status bt_socket_resolve(const char *text, bool passive, bt_soc
 void bt_socket_address_text(const bt_socket_address *address, char out[BT_SOCKET_TEXT_BYTES]);
 bool bt_socket_address_is_unix(const bt_socket_address *address);
 
+/* Whether only this host reaches `text`: a unix socket or a loopback address. False for "*" and
+ * for what is no address. Resolves names. */
+bool bt_socket_is_local(const char *text);
+
 /* Listens. A dead unix socket file is replaced. BT_EEXISTS: the port or path is in use;
  * BT_EPERMISSION; BT_EINVAL; BT_EIO. */
 BT_MUST_CHECK bt_status bt_socket_listen(const char *text, int *fd, bt_error *err);

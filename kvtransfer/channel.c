@@ -10,15 +10,16 @@
 
 enum { READ_AHEAD = 1024 };
 
-bt_status bt_channel_open(bt_channel *channel, bt_conn *conn, bt_conn_fn fn, void *ctx,
-                          bt_kv_fault *fault)
+bt_status bt_channel_open(bt_channel *channel, bt_conn *conn, const bt_channel_options *options)
 {
+    bt_kv_fault *fault = options->fault;
     BT_ASSERT(!channel->conn);
-    const bt_status status = conn->ops->start(conn, fn, ctx);
+    const bt_status status = conn->ops->start(conn, options->fn, options->ctx);
     if (status != BT_OK) {
         conn->ops->close(conn);
         return status;
     }
+    bt_session_init(&channel->session, options->side, options->cluster_key);
     channel->conn = conn;
     channel->ops = conn->ops;
     channel->fault = fault;
@@ -49,6 +50,7 @@ void bt_channel_close(bt_channel *channel)
         }
         channel->ops->close(channel->conn);
         channel->conn = NULL;
+        bt_session_deinit(&channel->session);
     }
 }
 
@@ -81,6 +83,7 @@ void bt_channel_put(bt_channel *channel, const bt_frame *frame)
     BT_ASSERT(bt_channel_has_room(channel));
     uint8_t *out = channel->out + channel->out_len;
     const size_t n = bt_frame_encode(frame, channel->n_sent, out);
+    bt_session_seal(&channel->session, out, n);
     channel->n_sent++;
     channel->out_len += n;
     if (channel->fault) {
@@ -185,13 +188,36 @@ bt_status bt_channel_next(bt_channel *channel, bt_frame *frame, bt_error *err)
     if (buffered < BT_FRAME_HEADER_BYTES + header.body_bytes) {
         return BT_AGAIN;
     }
+    const bt_status known = bt_session_check(&channel->session, wire, &header, err);
+    if (known != BT_OK && !(known == BT_EPERMISSION && header.type == BT_FRAME_HELLO)) {
+        return known;
+    }
     status = bt_frame_decode_body(&header, wire, frame, err);
-    if (status != BT_OK) {
-        return status;
+    if (status != BT_OK || known != BT_OK) {
+        return status != BT_OK ? status : known;
     }
     channel->in_pos += BT_FRAME_HEADER_BYTES + header.body_bytes;
     channel->n_received++;
     return BT_OK;
+}
+
+static void start_parts(const bt_channel *channel, bool own, uint64_t counter, bt_mac *mac)
+{
+    bt_hash_key key;
+    bt_session_parts_key(&channel->session, own, counter, &key);
+    bt_mac_init(mac, &key);
+    bt_hash_wipe(&key, sizeof key);
+}
+
+void bt_channel_start_put_parts(const bt_channel *channel, bt_mac *mac)
+{
+    start_parts(channel, true, channel->n_sent, mac);
+}
+
+void bt_channel_start_got_parts(const bt_channel *channel, bt_mac *mac)
+{
+    BT_ASSERT(channel->n_received > 0);
+    start_parts(channel, false, channel->n_received - 1, mac);
 }
 
 size_t bt_channel_take(bt_channel *channel, void *out, size_t n)

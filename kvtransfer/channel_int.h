@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* channel_int.h - frames over one connection: buffers, counters, and parts in the stream.
+/* channel_int.h - frames over one connection: buffers, counters, tags, parts in the stream.
  *
  * Outgoing frames gather in a buffer; parts that follow a DATA frame are sent straight from
  * their blocks behind it, so no frame may be put while parts are under way. Incoming bytes
@@ -12,7 +12,9 @@
 #ifndef BT_KVTRANSFER_CHANNEL_INT_H
 #define BT_KVTRANSFER_CHANNEL_INT_H
 
+#include "common/mac.h"
 #include "kvtransfer/frame.h"
+#include "kvtransfer/session.h"
 #include "kvtransfer/transport.h"
 
 enum {
@@ -25,6 +27,7 @@ typedef struct bt_channel {
     const bt_transport_ops *ops;
     bt_kv_fault *fault;           /* test only */
     struct bt_channel *next_open; /* of the fault's */
+    bt_session session;
     uint64_t n_sent, n_received;
     size_t out_pos, out_len;
     size_t in_pos, in_len;
@@ -33,9 +36,16 @@ typedef struct bt_channel {
     uint8_t in[BT_CHANNEL_IN_BYTES];
 } bt_channel;
 
+typedef struct bt_channel_options {
+    bt_session_side side;
+    const bt_hash_key *cluster_key; /* borrowed for the call */
+    bt_conn_fn fn;
+    void *ctx;          /* of fn */
+    bt_kv_fault *fault; /* test only; NULL: none */
+} bt_channel_options;
+
 /* Takes `conn`; events come to fn. On failure the connection is closed. */
-bt_status bt_channel_open(bt_channel *channel, bt_conn *conn, bt_conn_fn fn, void *ctx,
-                          bt_kv_fault *fault);
+bt_status bt_channel_open(bt_channel *channel, bt_conn *conn, const bt_channel_options *options);
 void bt_channel_close(bt_channel *channel);
 
 /* Whether the largest frame can be put. */
@@ -53,8 +63,13 @@ bt_status bt_channel_flush(bt_channel *channel, const struct iovec *payload, siz
 bt_status bt_channel_fill(bt_channel *channel, const struct iovec *payload, size_t n, size_t *got);
 
 /* Decodes the next buffered frame, which borrows from the buffer until the next fill. BT_AGAIN:
- * not whole yet. BT_EPROTOCOL: malformed, or its counter is not the next one. */
+ * not whole yet. BT_EPROTOCOL: malformed, or its counter is not the next one. BT_EPERMISSION: its
+ * tag is wrong; *frame is set only if it is a HELLO, for the answer. */
 bt_status bt_channel_next(bt_channel *channel, bt_frame *frame, bt_error *err);
+
+/* Begins the tag of the parts behind the DATA frame that is put next, or that came last. */
+void bt_channel_start_put_parts(const bt_channel *channel, bt_mac *mac);
+void bt_channel_start_got_parts(const bt_channel *channel, bt_mac *mac);
 
 /* Takes up to n buffered bytes of parts. */
 size_t bt_channel_take(bt_channel *channel, void *out, size_t n);

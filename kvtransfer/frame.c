@@ -9,10 +9,11 @@
 #include "common/bytes.h"
 #include "common/check.h"
 #include "common/crc32c.h"
-#include "common/hash.h"
 
 enum {
-    HELLO_BYTES = 4 + 4 + 8 + 8 + 4 + 6 * 4 + 4 + 3 * 16,
+    HELLO_BYTES = 4 + 4 + 8 + 8 + 4 + 6 * 4 + 4 + 4 + 2 * 16,
+    CHALLENGE_BYTES = 4 + 4 + 8 + BT_FRAME_NONCE_BYTES,
+    DATA_BYTES = 16 + BT_FRAME_TAG_BYTES,
     RECT_BYTES = 16,
     SUM_AT = 36, /* of the checksum in the header */
 };
@@ -21,7 +22,7 @@ _Static_assert(8 + 8 + 16 + 4 + 4 + BT_FRAME_TAG_BYTES == BT_FRAME_HEADER_BYTES,
 _Static_assert(BT_FRAME_IDS_MAX * 4 + 16 <= BT_FRAME_BODY_BYTES_MAX, "OFFER fits");
 _Static_assert(BT_FRAME_SUMS_MAX * 4 + RECT_BYTES <= BT_FRAME_BODY_BYTES_MAX, "ANNOUNCE fits");
 _Static_assert(BT_KV_BLOB_BYTES_MAX + 8 <= BT_FRAME_BODY_BYTES_MAX, "COMPLETE fits");
-_Static_assert(HELLO_BYTES == 104, "HELLO as the README has it");
+_Static_assert(HELLO_BYTES == 92, "HELLO as the README has it");
 
 static const struct {
     const char *name;
@@ -29,6 +30,8 @@ static const struct {
 } types[BT_FRAME_TYPE_END] = {
     [0] = {"?", 1, 0},
     [BT_FRAME_HELLO] = {"HELLO", HELLO_BYTES, HELLO_BYTES},
+    [BT_FRAME_CHALLENGE] = {"CHALLENGE", CHALLENGE_BYTES, CHALLENGE_BYTES},
+    [BT_FRAME_PROOF] = {"PROOF", 0, 0},
     [BT_FRAME_WELCOME] = {"WELCOME", HELLO_BYTES, HELLO_BYTES},
     [BT_FRAME_REFUSE] = {"REFUSE", 4, 4 + BT_KV_TEXT_BYTES},
     [BT_FRAME_PULL] = {"PULL", 4, 4},
@@ -36,7 +39,7 @@ static const struct {
     [BT_FRAME_OFFER] = {"OFFER", 16, 16 + 4 * BT_FRAME_IDS_MAX},
     [BT_FRAME_ANNOUNCE] = {"ANNOUNCE", RECT_BYTES + 4, RECT_BYTES + 4 * BT_FRAME_SUMS_MAX},
     [BT_FRAME_READ] = {"READ", 4 + RECT_BYTES, 4 + RECT_BYTES},
-    [BT_FRAME_DATA] = {"DATA", 16, 16},
+    [BT_FRAME_DATA] = {"DATA", DATA_BYTES, DATA_BYTES},
     [BT_FRAME_COMPLETE] = {"COMPLETE", 4, 4 + BT_KV_BLOB_BYTES_MAX},
     [BT_FRAME_REVOKE] = {"REVOKE", 4, 4 + BT_KV_TEXT_BYTES},
     [BT_FRAME_END] = {"END", 4, 4 + BT_KV_TEXT_BYTES},
@@ -47,12 +50,10 @@ const char *bt_frame_type_name(uint32_t type)
     return type < BT_FRAME_TYPE_END ? types[type].name : "?";
 }
 
-/* CRC32C of the whole frame but the checksum itself. */
+/* CRC32C of the whole frame but the checksum itself and the tag. */
 static uint32_t frame_sum(const uint8_t *wire, const uint8_t *body, uint32_t body_bytes)
 {
-    uint32_t sum = bt_crc32c(0, wire, SUM_AT);
-    sum = bt_crc32c(sum, wire + SUM_AT + 4, BT_FRAME_HEADER_BYTES - SUM_AT - 4);
-    return bt_crc32c(sum, body, body_bytes);
+    return bt_crc32c(bt_crc32c(0, wire, SUM_AT), body, body_bytes);
 }
 
 /* ---- encode ---- */
@@ -71,8 +72,8 @@ static void write_hello(bt_bytes_writer *w, const bt_frame_hello *hello)
     bt_bytes_write_u32(w, hello->kv_format);
     bt_bytes_write_u32(w, hello->layer_bytes);
     bt_bytes_write_u32(w, hello->lease_ms);
+    bt_bytes_write_u32(w, hello->auth);
     bt_bytes_write_copy(w, hello->numerics_id, sizeof hello->numerics_id);
-    bt_bytes_write_copy(w, hello->cluster_key_fingerprint, sizeof hello->cluster_key_fingerprint);
     bt_bytes_write_copy(w, hello->nonce, sizeof hello->nonce);
 }
 
@@ -97,6 +98,12 @@ static void write_body(bt_bytes_writer *w, const bt_frame *frame)
     case BT_FRAME_HELLO:
     case BT_FRAME_WELCOME:
         write_hello(w, &frame->u.hello);
+        return;
+    case BT_FRAME_CHALLENGE:
+        bt_bytes_write_u32(w, frame->u.challenge.auth);
+        bt_bytes_write_u32(w, 0);
+        bt_bytes_write_u64(w, frame->u.challenge.incarnation);
+        bt_bytes_write_copy(w, frame->u.challenge.nonce, sizeof frame->u.challenge.nonce);
         return;
     case BT_FRAME_REFUSE:
     case BT_FRAME_REVOKE:
@@ -126,11 +133,13 @@ static void write_body(bt_bytes_writer *w, const bt_frame *frame)
         bt_bytes_write_u32(w, frame->u.data.op);
         bt_bytes_write_u32(w, frame->u.data.bytes);
         bt_bytes_write_u64(w, frame->u.data.offset);
+        bt_bytes_write_copy(w, frame->u.data.tag, sizeof frame->u.data.tag);
         return;
     case BT_FRAME_COMPLETE:
         bt_bytes_write_u32(w, frame->u.complete.ends);
         bt_bytes_write_copy(w, frame->u.complete.blob, frame->u.complete.blob_bytes);
         return;
+    case BT_FRAME_PROOF:
     case BT_FRAME_RENEW:
     case BT_FRAME_TYPE_END:
         return;
@@ -167,7 +176,6 @@ size_t bt_frame_encode(const bt_frame *frame, uint64_t counter, uint8_t *out)
 
 bt_status bt_frame_decode_header(const uint8_t *wire, bt_frame_header *header, bt_error *err)
 {
-    static const uint8_t no_tag[BT_FRAME_TAG_BYTES];
     bt_bytes_reader r;
     bt_bytes_reader_init(&r, wire, BT_FRAME_HEADER_BYTES);
     const uint32_t body_bytes = bt_bytes_read_u32(&r);
@@ -187,8 +195,8 @@ bt_status bt_frame_decode_header(const uint8_t *wire, bt_frame_header *header, b
         return bt_error_set(err, BT_EPROTOCOL, "a %s frame with a body of %u bytes",
                             types[type].name, body_bytes);
     }
-    if (zero16 != 0 || memcmp(h.tag, no_tag, sizeof no_tag) != 0) {
-        return bt_error_set(err, BT_EPROTOCOL, "a %s frame with reserved bits or a tag set",
+    if (zero16 != 0) {
+        return bt_error_set(err, BT_EPROTOCOL, "a %s frame with reserved bits set",
                             types[type].name);
     }
     *header = h;
@@ -209,9 +217,19 @@ static void read_hello(bt_bytes_reader *r, bt_frame_hello *hello)
     hello->kv_format = bt_bytes_read_u32(r);
     hello->layer_bytes = bt_bytes_read_u32(r);
     hello->lease_ms = bt_bytes_read_u32(r);
+    hello->auth = bt_bytes_read_u32(r);
     bt_bytes_read_copy(r, hello->numerics_id, sizeof hello->numerics_id);
-    bt_bytes_read_copy(r, hello->cluster_key_fingerprint, sizeof hello->cluster_key_fingerprint);
     bt_bytes_read_copy(r, hello->nonce, sizeof hello->nonce);
+}
+
+static bool read_challenge(bt_bytes_reader *r, bt_frame *frame)
+{
+    frame->u.challenge.auth = bt_bytes_read_u32(r);
+    const uint32_t zero = bt_bytes_read_u32(r);
+    frame->u.challenge.incarnation = bt_bytes_read_u64(r);
+    bt_bytes_read_copy(r, frame->u.challenge.nonce, sizeof frame->u.challenge.nonce);
+    return zero == 0 && (frame->u.challenge.auth == BT_KV_AUTH_FRAMES ||
+                         frame->u.challenge.auth == BT_KV_AUTH_FULL);
 }
 
 static void read_rect(bt_bytes_reader *r, bt_plan_rect *rect)
@@ -272,6 +290,7 @@ static bool read_data(bt_bytes_reader *r, bt_frame *frame)
     frame->u.data.op = bt_bytes_read_u32(r);
     frame->u.data.bytes = bt_bytes_read_u32(r);
     frame->u.data.offset = bt_bytes_read_u64(r);
+    bt_bytes_read_copy(r, frame->u.data.tag, sizeof frame->u.data.tag);
     return frame->u.data.bytes > 0 && frame->u.data.bytes <= BT_FRAME_DATA_BYTES_MAX;
 }
 
@@ -282,6 +301,8 @@ static bool read_body(bt_bytes_reader *r, bt_frame *frame)
     case BT_FRAME_WELCOME:
         read_hello(r, &frame->u.hello);
         return true;
+    case BT_FRAME_CHALLENGE:
+        return read_challenge(r, frame);
     case BT_FRAME_REFUSE:
     case BT_FRAME_REVOKE:
     case BT_FRAME_END:
@@ -301,6 +322,7 @@ static bool read_body(bt_bytes_reader *r, bt_frame *frame)
         return read_data(r, frame);
     case BT_FRAME_COMPLETE:
         return read_complete(r, frame);
+    case BT_FRAME_PROOF:
     case BT_FRAME_RENEW:
         return true;
     case BT_FRAME_TYPE_END:
@@ -346,13 +368,10 @@ void bt_frame_hello_set(bt_frame_hello *hello, const bt_kv_terms *terms, uint64_
         .layer_bytes = terms->layout.layer_bytes,
     };
     memcpy(hello->numerics_id, terms->numerics_id, sizeof hello->numerics_id);
-    memcpy(hello->cluster_key_fingerprint, terms->cluster_key_fingerprint,
-           sizeof hello->cluster_key_fingerprint);
 }
 
-bt_status bt_frame_hello_check(const bt_frame_hello *peer, const bt_kv_terms *terms, bt_error *err)
+bt_status bt_frame_hello_check_version(const bt_frame_hello *peer, bt_error *err)
 {
-    const bt_kv_layout *own = &terms->layout;
     if (peer->magic != BT_FRAME_MAGIC) {
         return bt_error_set(err, BT_EPROTOCOL, "the peer does not speak Baton's KV protocol");
     }
@@ -362,11 +381,15 @@ bt_status bt_frame_hello_check(const bt_frame_hello *peer, const bt_kv_terms *te
                             "of baton on both workers.",
                             peer->version, BT_FRAME_VERSION);
     }
-    if (!bt_hash_equal_secret(peer->cluster_key_fingerprint, terms->cluster_key_fingerprint,
-                              sizeof peer->cluster_key_fingerprint)) {
-        return bt_error_set(err, BT_EMISMATCH,
-                            "the workers have different cluster keys. Give every member the same "
-                            "key file.");
+    return BT_OK;
+}
+
+bt_status bt_frame_hello_check(const bt_frame_hello *peer, const bt_kv_terms *terms, bt_error *err)
+{
+    const bt_kv_layout *own = &terms->layout;
+    const bt_status status = bt_frame_hello_check_version(peer, err);
+    if (status != BT_OK) {
+        return status;
     }
     if (peer->block_tokens != BT_KV_BLOCK_TOKENS || peer->n_layers != own->n_layers ||
         peer->n_kv_heads != own->n_kv_heads || peer->head_dim != own->head_dim ||

@@ -9,9 +9,9 @@
  *
  * All integers are little-endian. `counter` counts the frames of one direction from 0, so
  * that a lost, doubled or replayed frame is seen. `checksum` is the CRC32C of header and
- * body without itself. `tag` authenticates the frame once keys
- * are on; until then it must be zero. A DATA frame is followed by `bytes` bytes of parts
- * (none over a two-sided transport), which are not part of the body.
+ * body without itself and the tag. `tag` authenticates the frame: session.h sets and checks
+ * it. A DATA frame is followed by `bytes` bytes of parts (none over a two-sided transport),
+ * which are not part of the body.
  *
  * Threading: any thread (no state).
  * Memory:    none; decoded frames borrow from the buffer that they were decoded from.
@@ -24,20 +24,23 @@
 
 enum {
     BT_FRAME_MAGIC = 0x314B5442, /* "BTK1" as bytes */
-    BT_FRAME_VERSION = 1,
+    BT_FRAME_VERSION = 2,
     BT_FRAME_HEADER_BYTES = 56,
     BT_FRAME_BODY_BYTES_MAX = 16384,
     BT_FRAME_BYTES_MAX = BT_FRAME_HEADER_BYTES + BT_FRAME_BODY_BYTES_MAX,
     BT_FRAME_TAG_BYTES = 16,
+    BT_FRAME_NONCE_BYTES = 16,
     BT_FRAME_IDS_MAX = 2048,               /* block ids in one OFFER */
     BT_FRAME_SUMS_MAX = 2048,              /* checksums in one ANNOUNCE */
     BT_FRAME_DATA_BYTES_MAX = 1024 * 1024, /* parts after one DATA */
 };
 
 typedef enum bt_frame_type {
-    BT_FRAME_HELLO = 1, /* sink: who I am, whom I expect, my terms */
-    BT_FRAME_WELCOME,   /* source: the same; over shm the pool's memfd comes along */
-    BT_FRAME_REFUSE,    /* source: no, and why; then it closes */
+    BT_FRAME_HELLO = 1, /* sink: who I am, whom I expect, my terms, my nonce */
+    BT_FRAME_CHALLENGE, /* source: my nonce; its tag proves that I have the key */
+    BT_FRAME_PROOF,     /* sink: its tag proves that I have it too */
+    BT_FRAME_WELCOME,   /* source: my terms; over shm the pool's memfd comes along */
+    BT_FRAME_REFUSE,    /* source: no, and why; then it closes. Never authenticated */
     BT_FRAME_PULL,      /* sink: I will pull this transfer; may come before its offer */
     BT_FRAME_RENEW,     /* both: alive; renews the leases of this connection's transfers */
     BT_FRAME_OFFER,     /* source: the transfer's size and, one-sided, its block ids */
@@ -70,10 +73,10 @@ typedef struct bt_frame_hello {
     uint64_t expected;    /* HELLO: the source's incarnation that the sink means; WELCOME: 0 */
     uint32_t n_blocks;    /* of the sender's pool */
     uint32_t block_tokens, n_layers, n_kv_heads, head_dim, kv_format, layer_bytes;
-    uint32_t lease_ms; /* WELCOME: how long silence is borne */
+    uint32_t lease_ms; /* how long silence is borne */
+    uint32_t auth;     /* HELLO: bt_kv_auth, the least that the sink wants */
     uint8_t numerics_id[16];
-    uint8_t cluster_key_fingerprint[16];
-    uint8_t nonce[16]; /* for the authentication to come; zero */
+    uint8_t nonce[BT_FRAME_NONCE_BYTES]; /* HELLO: fresh for each connection; WELCOME: zero */
 } bt_frame_hello;
 
 typedef struct bt_frame {
@@ -81,6 +84,11 @@ typedef struct bt_frame {
     bt_kv_transfer transfer;
     union {
         bt_frame_hello hello; /* HELLO, WELCOME */
+        struct {
+            uint32_t auth;        /* bt_kv_auth that holds */
+            uint64_t incarnation; /* the source's */
+            uint8_t nonce[BT_FRAME_NONCE_BYTES];
+        } challenge;
         struct {
             bt_status status;
             const char *text; /* borrowed, not NUL-terminated */
@@ -106,8 +114,9 @@ typedef struct bt_frame {
         } read;
         struct {
             uint32_t op;
-            uint32_t bytes;  /* that follow, or that have been moved two-sided */
-            uint64_t offset; /* of them in the READ's rectangle */
+            uint32_t bytes;                  /* that follow, or that have been moved two-sided */
+            uint64_t offset;                 /* of them in the READ's rectangle */
+            uint8_t tag[BT_FRAME_TAG_BYTES]; /* of the parts; zero unless BT_KV_AUTH_FULL */
         } data;
         struct {
             bool ends;
@@ -137,6 +146,9 @@ static inline uint32_t bt_frame_u32(const uint8_t *wire, uint64_t i)
     const uint8_t *p = wire + 4 * i;
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
+
+/* BT_EPROTOCOL: another protocol, BT_EMISMATCH: another version of it. */
+BT_MUST_CHECK bt_status bt_frame_hello_check_version(const bt_frame_hello *peer, bt_error *err);
 
 /* Fills a HELLO's or WELCOME's terms, and compares those of a peer with ours.
  * BT_EMISMATCH: *err says what differs and how to cure it. BT_EPROTOCOL: another protocol. */

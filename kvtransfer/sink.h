@@ -9,7 +9,8 @@
  * pull() names the blocks to fill, when the caller has them. Until done or failed comes the
  * caller keeps those blocks: only the sink writes them. After it nobody writes them.
  * done means: each part of the blocks that were not skipped arrived exactly once, its
- * checksum is right, and the source's completion is here.
+ * checksum is right, and the source's completion is here. All of it came from a source that
+ * has proven that it knows the cluster key (session.h; parts: see bt_kv_auth).
  *
  * Threading: loop thread only. Callbacks come from the loop, never inside a call; they may
  *            call anything but destroy.
@@ -63,6 +64,7 @@ typedef struct bt_kv_sink_options {
     void *pool_base;           /* block 0; borrowed until destroy */
     uint32_t n_blocks;         /* of the pool */
     bt_kv_transport transport; /* AUTO, or pin one */
+    bt_kv_auth auth;           /* the least over tcp */
     bool no_shm;               /* AUTO never picks shm */
     bt_kv_loopback *loopback;  /* NULL: none */
     uint32_t max_transfers;

@@ -72,7 +72,8 @@ typedef struct bt_sink_op {
 typedef enum bt_sink_peer_state {
     BT_SINK_PEER_FREE,
     BT_SINK_PEER_DIALING, /* to be connected in the next turn */
-    BT_SINK_PEER_HELLO,   /* HELLO was put, WELCOME is due */
+    BT_SINK_PEER_HELLO,   /* HELLO was put, CHALLENGE is due */
+    BT_SINK_PEER_PROVEN,  /* PROOF was put, WELCOME is due */
     BT_SINK_PEER_READY,
 } bt_sink_peer_state;
 
@@ -82,7 +83,7 @@ struct bt_sink_peer {
     bt_kv_peer address;
     const bt_transport_ops *candidates[3]; /* best first */
     size_t n_candidates, candidate;
-    int64_t since_ns; /* DIALING, HELLO: began */
+    int64_t since_ns; /* DIALING: began */
     int64_t heard_ns;
     int64_t renewed_ns;
     int64_t idle_since_ns;
@@ -96,8 +97,12 @@ struct bt_sink_peer {
     size_t ops_head, n_ops; /* ring, oldest first */
     bt_sink_op ops[BT_SINK_OPS_MAX];
     uint64_t bytes_in_flight;
-    uint64_t piece_left;  /* bytes of parts still to come in the stream */
-    bt_sink_op *piece_op; /* where they belong; NULL: nowhere any more */
+    uint64_t piece_left;                   /* bytes of parts still to come in the stream */
+    bt_sink_op *piece_op;                  /* where they belong; NULL: nowhere any more */
+    bt_kv_auth auth;                       /* the least that we want, then what was agreed on */
+    bool tags_parts;                       /* BT_KV_AUTH_FULL holds over a stream */
+    bt_mac piece_mac;                      /* tags_parts: of the piece so far */
+    uint8_t piece_tag[BT_FRAME_TAG_BYTES]; /* what it has to be */
     bt_channel channel;
 };
 

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One connection of a sink.
  *
- *          get            connect, HELLO put          WELCOME fits
- *   FREE ------> DIALING --------------------> HELLO -------------> READY
- *     ^             ^  |                        |  |                  |
- *     |             +--+-- next candidate ------+  | refused          | lose
- *     +--------------------------------------------+------------------+
+ *          get            connect, HELLO put        CHALLENGE right          WELCOME fits
+ *   FREE ------> DIALING ------------------> HELLO ---------------> PROVEN -------------> READY
+ *     ^             ^  |                      |  |     PROOF put      |                     |
+ *     |             +--+-- next candidate ----+  | refused            | refused             | lose
+ *     +------------------------------------------+--------------------+---------------------+
  *
  * The stream carries frames, and behind a DATA frame parts (piece_left bytes of them), which
  * are read into their blocks in steps of READ_BYTES and checksummed while they are in the
- * cache. A piece whose transfer has ended (piece_op NULL) is read into scratch. */
+ * cache. Where parts are authenticated, the tag of a piece is checked before its last part
+ * counts, which the transfer needs to be done. A piece whose transfer has ended (piece_op
+ * NULL) is read into scratch. */
 #include <string.h>
 
 #include "common/check.h"
@@ -132,6 +134,7 @@ static void clear_stream(bt_sink_peer *peer)
     peer->piece_left = 0;
     peer->piece_op = NULL;
     peer->source_base = NULL;
+    peer->tags_parts = false;
 }
 
 void bt_sink_peer_lose(bt_sink_peer *peer, bt_status status, const char *text)
@@ -187,7 +190,12 @@ static bool dial(bt_sink_peer *peer)
     bt_error err;
     bt_status status = ops->connect(&env, &peer->address, &conn, &err);
     if (status == BT_OK) {
-        status = bt_channel_open(&peer->channel, conn, on_event, peer, o->fault);
+        const bt_channel_options options = {.side = BT_SESSION_SINK,
+                                            .cluster_key = &o->terms.cluster_key,
+                                            .fn = on_event,
+                                            .ctx = peer,
+                                            .fault = o->fault};
+        status = bt_channel_open(&peer->channel, conn, &options);
         if (status != BT_OK) {
             (void)bt_error_set(&err, status, "the source belongs to another user");
         }
@@ -197,10 +205,14 @@ static bool dial(bt_sink_peer *peer)
         return false;
     }
     clear_stream(peer);
+    const bool is_stream = (ops->caps & BT_TRANSPORT_STREAM) != 0;
+    peer->auth = is_stream ? bt_transport_auth(o->auth, peer->address.tcp) : BT_KV_AUTH_FRAMES;
     bt_frame frame = {.type = BT_FRAME_HELLO};
     bt_frame_hello_set(&frame.u.hello, &o->terms, o->incarnation, o->n_blocks);
     frame.u.hello.expected = peer->address.incarnation;
     frame.u.hello.lease_ms = o->lease_ms;
+    frame.u.hello.auth = (uint32_t)peer->auth;
+    bt_hash_random(frame.u.hello.nonce, sizeof frame.u.hello.nonce);
     bt_channel_put(&peer->channel, &frame);
     peer->state = BT_SINK_PEER_HELLO;
     sink->counters.connections++;
@@ -221,16 +233,40 @@ static bt_status map_source(bt_sink_peer *peer, uint32_t n_blocks, bt_error *err
     return status == BT_OK ? BT_OK : BT_EPEER; /* another transport may still do */
 }
 
+static bt_status check_incarnation(const bt_sink_peer *peer, uint64_t incarnation, bt_error *err)
+{
+    return incarnation == peer->address.incarnation
+               ? BT_OK
+               : bt_error_set(err, BT_EMISMATCH,
+                              "the source has restarted. Ask the router for its new address.");
+}
+
+/* Its tag was right: the source has the key, and heard just now what we said. */
+static bt_status on_challenge(bt_sink_peer *peer, const bt_frame *frame, bt_error *err)
+{
+    const bt_status status = check_incarnation(peer, frame->u.challenge.incarnation, err);
+    if (status != BT_OK) {
+        peer->sink->counters.handshakes_refused++;
+        return status;
+    }
+    if (frame->u.challenge.auth < (uint32_t)peer->auth) {
+        return bt_error_set(err, BT_EPROTOCOL, "a CHALLENGE for less than was asked for");
+    }
+    peer->auth = (bt_kv_auth)frame->u.challenge.auth;
+    peer->tags_parts =
+        peer->auth == BT_KV_AUTH_FULL && (peer->channel.ops->caps & BT_TRANSPORT_STREAM) != 0;
+    const bt_frame proof = {.type = BT_FRAME_PROOF};
+    bt_channel_put(&peer->channel, &proof);
+    peer->state = BT_SINK_PEER_PROVEN;
+    return BT_OK;
+}
+
 static bt_status on_welcome(bt_sink_peer *peer, const bt_frame_hello *hello, bt_error *err)
 {
     bt_kv_sink *sink = peer->sink;
-    if (peer->state != BT_SINK_PEER_HELLO) {
-        return bt_error_set(err, BT_EPROTOCOL, "a second WELCOME");
-    }
     bt_status status = bt_frame_hello_check(hello, &sink->options.terms, err);
-    if (status == BT_OK && hello->incarnation != peer->address.incarnation) {
-        status = bt_error_set(err, BT_EMISMATCH,
-                              "the source has restarted. Ask the router for its new address.");
+    if (status == BT_OK) {
+        status = check_incarnation(peer, hello->incarnation, err);
     }
     if (status == BT_OK && (peer->channel.ops->caps & BT_TRANSPORT_ONE_SIDED)) {
         status = map_source(peer, hello->n_blocks, err);
@@ -345,8 +381,15 @@ static void copy_text(char out[BT_KV_TEXT_BYTES], const bt_frame *frame)
     out[n] = '\0';
 }
 
-/* n bytes of the piece lie in their blocks. */
-static void landed(bt_sink_peer *peer, uint64_t n)
+static bool piece_is_right(bt_sink_peer *peer)
+{
+    uint8_t tag[BT_FRAME_TAG_BYTES];
+    bt_mac_final(&peer->piece_mac, tag);
+    return bt_hash_equal_secret(tag, peer->piece_tag, sizeof tag);
+}
+
+/* n bytes of the piece lie in their blocks. False: they are not what the source sent. */
+static bool landed(bt_sink_peer *peer, uint64_t n)
 {
     bt_kv_sink *sink = peer->sink;
     const bt_kv_layout *layout = &sink->options.terms.layout;
@@ -360,12 +403,18 @@ static void landed(bt_sink_peer *peer, uint64_t n)
         const uint64_t len = n < layout->layer_bytes - at ? n : layout->layer_bytes - at;
         const uint32_t b = op->rect.block_idx + (uint32_t)(part / op->rect.n_layers);
         const uint32_t layer = op->rect.layer + (uint32_t)(part % op->rect.n_layers);
-        const uint8_t *base = sink->options.pool_base;
-        op->sum = bt_crc32c(at == 0 ? 0 : op->sum,
-                            base + bt_kv_part_offset(layout, t->ids[b], layer) + at, (size_t)len);
+        const uint8_t *bytes = (const uint8_t *)sink->options.pool_base +
+                               bt_kv_part_offset(layout, t->ids[b], layer) + at;
+        op->sum = bt_crc32c(at == 0 ? 0 : op->sum, bytes, (size_t)len);
         op->received += len;
         peer->bytes_in_flight -= len;
         n -= len;
+        if (peer->tags_parts) {
+            bt_mac_update(&peer->piece_mac, bytes, (size_t)len);
+            if (n == 0 && peer->piece_left == 0 && !piece_is_right(peer)) {
+                return false;
+            }
+        }
         if (op->received == rect_bytes(peer, &op->rect)) {
             bt_sink_trace(sink, BT_KV_TRACE_MOVED, t->name, &op->rect);
             close_op(peer, op);
@@ -377,6 +426,7 @@ static void landed(bt_sink_peer *peer, uint64_t n)
     if (peer->piece_left == 0) {
         peer->piece_op = NULL;
     }
+    return true;
 }
 
 static bt_status on_data(bt_sink_peer *peer, const bt_frame *frame, bt_error *err)
@@ -403,10 +453,14 @@ static bt_status on_data(bt_sink_peer *peer, const bt_frame *frame, bt_error *er
     peer->piece_op = op;
     if (caps & BT_TRANSPORT_STREAM) {
         peer->piece_left = frame->u.data.bytes;
+        if (peer->tags_parts) {
+            bt_channel_start_got_parts(&peer->channel, &peer->piece_mac);
+            memcpy(peer->piece_tag, frame->u.data.tag, sizeof peer->piece_tag);
+        }
     } else if (op) {
         peer->piece_left = frame->u.data.bytes;
-        landed(peer, frame->u.data.bytes);
-        peer->piece_left = 0; /* also when the transfer failed on the way */
+        (void)landed(peer, frame->u.data.bytes); /* no tag: it is true */
+        peer->piece_left = 0;                    /* also when the transfer failed on the way */
     }
     return BT_OK;
 }
@@ -438,16 +492,33 @@ static bt_status on_transfer_frame(bt_sink_peer *peer, const bt_frame *frame, bt
     }
 }
 
+/* Nobody has signed it: it can end the handshake, for the reasons that a source has, and no
+ * more. */
+static bt_status on_refuse(bt_sink_peer *peer, const bt_frame *frame, bt_error *err)
+{
+    const bt_status status = frame->u.end.status;
+    if (peer->state != BT_SINK_PEER_HELLO && peer->state != BT_SINK_PEER_PROVEN) {
+        return bt_error_set(err, BT_EPROTOCOL, "a REFUSE frame after WELCOME");
+    }
+    if (status != BT_EMISMATCH && status != BT_EEXHAUSTED && status != BT_EPERMISSION) {
+        return bt_error_set(err, BT_EPROTOCOL, "a REFUSE frame for no reason");
+    }
+    char text[BT_KV_TEXT_BYTES];
+    copy_text(text, frame);
+    peer->sink->counters.handshakes_refused++;
+    return bt_error_set(err, status, "%s", text);
+}
+
 static bt_status on_frame(bt_sink_peer *peer, const bt_frame *frame, bt_error *err)
 {
-    if (frame->type == BT_FRAME_WELCOME) {
-        return on_welcome(peer, &frame->u.hello, err);
+    if (frame->type == BT_FRAME_REFUSE) {
+        return on_refuse(peer, frame, err);
     }
-    if (frame->type == BT_FRAME_REFUSE && peer->state == BT_SINK_PEER_HELLO) {
-        char text[BT_KV_TEXT_BYTES];
-        copy_text(text, frame);
-        peer->sink->counters.handshakes_refused++;
-        return bt_error_set(err, frame->u.end.status, "%s", text);
+    if (frame->type == BT_FRAME_CHALLENGE && peer->state == BT_SINK_PEER_HELLO) {
+        return on_challenge(peer, frame, err);
+    }
+    if (frame->type == BT_FRAME_WELCOME && peer->state == BT_SINK_PEER_PROVEN) {
+        return on_welcome(peer, &frame->u.hello, err);
     }
     if (peer->state != BT_SINK_PEER_READY) {
         return bt_error_set(err, BT_EPROTOCOL, "a %s frame before WELCOME",
@@ -490,15 +561,42 @@ static size_t piece_iov(bt_sink_peer *peer, struct iovec *iov)
     return n;
 }
 
-/* Parts that came into the buffer along with their DATA frame. */
-static void take_buffered(bt_sink_peer *peer)
+static void reject_piece(bt_sink_peer *peer)
+{
+    bt_error err;
+    (void)bt_error_set(&err, BT_EPROTOCOL, "KV parts were changed on the way: their tag is wrong");
+    peer->sink->counters.rejected_corrupt++;
+    reject(peer, &err);
+}
+
+/* Parts that came into the buffer along with their DATA frame. False: their tag is wrong. */
+static bool take_buffered(bt_sink_peer *peer)
 {
     struct iovec iov[REGIONS_MAX];
     size_t got = 1;
     while (peer->piece_left > 0 && got > 0) {
         (void)piece_iov(peer, iov);
         got = bt_channel_take(&peer->channel, iov[0].iov_base, iov[0].iov_len);
-        landed(peer, got);
+        if (!landed(peer, got)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* A frame is wrong, or its tag is: what it means for the connection. */
+static void drop_for(bt_sink_peer *peer, bt_status status, bt_error *err)
+{
+    if (status == BT_EPERMISSION && peer->state == BT_SINK_PEER_HELLO) {
+        peer->sink->counters.handshakes_refused++;
+        (void)bt_error_set(err, BT_EMISMATCH,
+                           "the source does not have this cluster's key. Give every member the "
+                           "same key file.");
+        bt_sink_peer_lose(peer, BT_EMISMATCH, err->text);
+    } else if (status == BT_EPERMISSION || status == BT_EPROTOCOL) {
+        reject(peer, err);
+    } else {
+        bt_sink_peer_lose(peer, status, err->text);
     }
 }
 
@@ -506,7 +604,10 @@ static void take_buffered(bt_sink_peer *peer)
 static bool handle_input(bt_sink_peer *peer)
 {
     for (;;) {
-        take_buffered(peer);
+        if (!take_buffered(peer)) {
+            reject_piece(peer);
+            return false;
+        }
         if (peer->piece_left > 0) {
             return true;
         }
@@ -516,10 +617,12 @@ static bool handle_input(bt_sink_peer *peer)
         if (status == BT_AGAIN) {
             return true;
         }
-        if (status == BT_OK) {
-            peer->heard_ns = bt_clock_now_ns();
-            status = on_frame(peer, &frame, &err);
+        if (status != BT_OK) {
+            drop_for(peer, status, &err);
+            return false;
         }
+        peer->heard_ns = bt_clock_now_ns();
+        status = on_frame(peer, &frame, &err);
         if (status == BT_EPROTOCOL) {
             reject(peer, &err);
             return false;
@@ -545,7 +648,10 @@ static void on_event(int events, void *ctx)
         }
         if (got > 0) {
             peer->heard_ns = bt_clock_now_ns();
-            landed(peer, got);
+            if (!landed(peer, got)) {
+                reject_piece(peer);
+                return;
+            }
         }
         if (!handle_input(peer)) {
             return;

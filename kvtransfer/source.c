@@ -6,11 +6,16 @@
  *             offer                PULL                         END
  *   FREE ------------> OFFERED -----------> LINKED --------------------------> ENDED
  *                         |                   | cancel, expire (stop)    ^  ^     | released()
- *                         |                   v          END             |  |     v
+ *                         |                   v     END; REVOKE is put   |  |     v
  *                         |                STOPPING ---------------------+  |    FREE
- *                         |                   | grace over: connection lost |
+ *                         |                   | connection lost             |
  *                         +-------------------+-----------------------------+
  *            cancel, lease or deadline over (stop)
+ *
+ * Over a stream, and two-sided, nobody but us reads the blocks: once no piece of them is under
+ * way, the REVOKE is put and the transfer has ended. A one-sided sink reads them itself: they
+ * are held until its END comes, or its connection is dead. That is so when it has been silent
+ * for a lease and a grace, or answers for a whole lease everything but this REVOKE.
  *
  * Invariants: (1) told is in summed is in final. (2) A transfer has a peer in LINKED
  * and STOPPING, and is counted in it. (3) Between offer and ENDED somebody may read
@@ -124,7 +129,7 @@ static void stop_transfer(bt_kv_source *source, bt_source_transfer *t, bt_kv_out
         return;
     }
     t->state = BT_SOURCE_STOPPING;
-    t->grace_until_ns = bt_clock_now_ns() + BT_SOURCE_GRACE_MS * MS;
+    t->fence_until_ns = bt_clock_now_ns() + source->options.lease_ms * MS;
     bt_wake_ring(source->wake);
 }
 
@@ -149,6 +154,14 @@ static void count_outcome(bt_kv_source_counters *counters, bt_kv_outcome outcome
     counters->failed += outcome == BT_KV_OUTCOME_FAILED;
 }
 
+static void remember(bt_kv_source *source, bt_kv_transfer name, bt_status status, const char *text)
+{
+    bt_source_recent *recent = &source->recent[source->n_recent++ % BT_SOURCE_RECENT];
+    recent->name = name;
+    recent->status = status;
+    (void)snprintf(recent->text, sizeof recent->text, "%s", text);
+}
+
 /* Callbacks of ended transfers. They may change `open`: start over after each. */
 static void deliver(bt_kv_source *source)
 {
@@ -158,10 +171,7 @@ static void deliver(bt_kv_source *source)
             i++;
             continue;
         }
-        bt_source_recent *recent = &source->recent[source->n_recent++ % BT_SOURCE_RECENT];
-        recent->name = t->name;
-        recent->status = t->status;
-        memcpy(recent->text, t->text, sizeof recent->text);
+        remember(source, t->name, t->status, t->text);
         char text[BT_KV_TEXT_BYTES];
         memcpy(text, t->text, sizeof text);
         const bt_kv_outcome outcome = t->outcome;
@@ -171,6 +181,15 @@ static void deliver(bt_kv_source *source)
         source->callbacks.released(name, outcome, text, source->callbacks.ctx);
         i = 0;
     }
+}
+
+void bt_source_parked_refuse(bt_kv_source *source, bt_source_parked *parked, bt_status status,
+                             const char *text)
+{
+    BT_ASSERT(parked->peer && status < 0);
+    parked->refusal = status;
+    (void)snprintf(parked->text, sizeof parked->text, "%s", text);
+    bt_wake_ring(source->wake);
 }
 
 void bt_source_parked_free(bt_kv_source *source, bt_source_parked *parked)
@@ -231,7 +250,7 @@ static void pump(void *ctx)
 {
     bt_kv_source *source = ctx;
     bool more = sum_slice(source);
-    const size_t n = source->options.max_peers;
+    const size_t n = source->n_peers;
     for (size_t i = 0; i < n; i++) {
         bt_source_peer *peer = &source->peers[(source->next_peer + i) % n];
         if (peer->state != BT_SOURCE_PEER_FREE) {
@@ -270,24 +289,25 @@ static void expire_transfer(bt_kv_source *source, bt_source_transfer *t, int64_t
     } else if (t->state == BT_SOURCE_OFFERED && now >= t->lease_until_ns) {
         stop_transfer(source, t, BT_KV_OUTCOME_EXPIRED, BT_EPEER,
                       "nobody has linked before the lease was over");
-    } else if (t->state == BT_SOURCE_STOPPING && now >= t->grace_until_ns) {
+    } else if (t->state == BT_SOURCE_STOPPING && now >= t->fence_until_ns) {
         bt_source_peer_lose(t->peer, "the peer did not stop reading");
     }
 }
 
 static void expire_peer(bt_kv_source *source, bt_source_peer *peer, int64_t now)
 {
-    const int64_t silent_ns = now - peer->heard_ns;
     if (peer->state != BT_SOURCE_PEER_READY) {
-        if (silent_ns >= HELLO_TIMEOUT_MS * MS) {
+        if (now - peer->since_ns >= HELLO_TIMEOUT_MS * MS) {
             bt_source_peer_lose(peer, "no handshake in time");
         }
         return;
     }
-    if (silent_ns < source->options.lease_ms * MS) {
+    const int64_t silent_ns = now - peer->heard_ns;
+    const int64_t lease_ns = source->options.lease_ms * MS;
+    if (silent_ns < lease_ns) {
         return;
     }
-    if (peer->n_transfers == 0) {
+    if (peer->n_transfers == 0 || silent_ns >= lease_ns + BT_SOURCE_GRACE_MS * MS) {
         bt_source_peer_lose(peer, "silent for longer than the lease");
         return;
     }
@@ -304,8 +324,8 @@ static void expire_parked(bt_kv_source *source, int64_t now)
     for (size_t i = 0; i < source->options.max_transfers && source->n_parked > 0; i++) {
         bt_source_parked *parked = &source->parked[i];
         if (parked->peer && parked->refusal == BT_OK && now >= parked->deadline_ns) {
-            parked->refusal = BT_EDEADLINE;
-            parked->text = "the source was never asked to compute it";
+            bt_source_parked_refuse(source, parked, BT_EDEADLINE,
+                                    "the source was never asked to compute it");
             source->counters.pulls_unknown++;
         }
     }
@@ -317,7 +337,7 @@ void bt_kv_source_tick(bt_kv_source *source)
     for (size_t i = 0; i < source->n_open; i++) {
         expire_transfer(source, source->open[i], now);
     }
-    for (size_t i = 0; i < source->options.max_peers; i++) {
+    for (size_t i = 0; i < source->n_peers; i++) {
         if (source->peers[i].state != BT_SOURCE_PEER_FREE) {
             expire_peer(source, &source->peers[i], now);
         }
@@ -391,13 +411,14 @@ static bt_status create_tables(bt_kv_source *source, bt_error *err)
     source->transfers = bt_alloc_array(o->max_transfers, sizeof *source->transfers);
     source->open = bt_alloc_array(o->max_transfers, sizeof(bt_source_transfer *));
     source->parked = bt_alloc_array(o->max_transfers, sizeof *source->parked);
-    source->peers = bt_alloc_array(o->max_peers, sizeof *source->peers);
+    source->n_peers = o->max_peers + BT_SOURCE_HANDSHAKES_MAX;
+    source->peers = bt_alloc_array(source->n_peers, sizeof *source->peers);
     source->recent = bt_alloc_array(BT_SOURCE_RECENT, sizeof *source->recent);
     if (!source->transfers || !source->open || !source->parked || !source->peers ||
         !source->recent) {
         return bt_error_set(err, BT_ENOMEM, "out of memory");
     }
-    for (uint32_t i = 0; i < o->max_peers; i++) {
+    for (size_t i = 0; i < source->n_peers; i++) {
         source->peers[i].source = source;
     }
     return create_arena(source, err);
@@ -499,6 +520,7 @@ static bt_status listen_all(bt_kv_source *source, bt_error *err)
         status = copy_address(source->self.shm, source->share_fd >= 0 ? o->shm_address : NULL, err);
     }
     if (status == BT_OK && source->self.tcp[0] != '\0') {
+        source->options.auth = bt_transport_auth(o->auth, source->self.tcp);
         status = listen_on(source, &bt_transport_tcp, err);
     }
     if (status == BT_OK && source->self.shm[0] != '\0') {
@@ -556,7 +578,7 @@ void bt_kv_source_destroy(bt_kv_source *source)
     for (size_t i = 0; i < source->n_listeners; i++) {
         source->listeners[i]->ops->unlisten(source->listeners[i]);
     }
-    for (uint32_t i = 0; source->peers && i < source->options.max_peers; i++) {
+    for (size_t i = 0; source->peers && i < source->n_peers; i++) {
         bt_channel_close(&source->peers[i].channel);
     }
     bt_timer_destroy(source->soon);
@@ -749,5 +771,29 @@ bt_status bt_kv_source_cancel(bt_kv_source *source, bt_kv_transfer transfer, bt_
         return BT_ENOTFOUND;
     }
     stop_transfer(source, t, BT_KV_OUTCOME_CANCELLED, status < 0 ? status : BT_ECANCELLED, text);
+    return BT_OK;
+}
+
+bt_status bt_kv_source_refuse(bt_kv_source *source, bt_kv_transfer transfer, bt_status status,
+                              const char *text)
+{
+    for (size_t i = 0; i < source->n_open; i++) {
+        if (bt_kv_transfer_equal(source->open[i]->name, transfer)) {
+            return BT_EEXISTS;
+        }
+    }
+    if (bt_source_find_recent(source, transfer)) {
+        return BT_EEXISTS;
+    }
+    const bt_status why = status < 0 ? status : BT_ECANCELLED;
+    for (uint32_t i = 0; i < source->options.max_transfers && source->n_parked > 0; i++) {
+        bt_source_parked *parked = &source->parked[i];
+        if (parked->peer && parked->refusal == BT_OK &&
+            bt_kv_transfer_equal(parked->name, transfer)) {
+            bt_source_parked_refuse(source, parked, why, text);
+        }
+    }
+    remember(source, transfer, why, text);
+    source->counters.refused++;
     return BT_OK;
 }

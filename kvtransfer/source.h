@@ -11,6 +11,7 @@
  * and its peers read them. After released() nobody reads them any more.
  * A part may be announced once its last byte is written; it must not change afterwards.
  * The lease runs from offer(); once a sink has linked, its heartbeats renew it.
+ * Who does not prove that it knows the cluster key gets nothing but a refusal (session.h).
  *
  * Threading: loop thread only. Callbacks come from the loop, never inside a call; they may
  *            call anything but destroy.
@@ -55,7 +56,8 @@ typedef struct bt_kv_source_options {
     bt_kv_loopback *loopback;   /* NULL: none */
     uint32_t max_transfers;     /* offered at once; as many pulls may wait for their offer */
     uint32_t max_transfer_blocks;
-    uint32_t max_peers;          /* connections at once */
+    bt_kv_auth auth;             /* the least over tcp */
+    uint32_t max_peers;          /* connections at once; a few more may be shaking hands */
     uint32_t lease_ms;           /* 0: BT_KV_LEASE_MS */
     uint64_t rate_limit_bytes_s; /* payload over streams; 0: none (shm: the sink limits) */
     bt_kv_fault *fault;          /* test only; NULL: none */
@@ -108,13 +110,20 @@ BT_MUST_CHECK bt_status bt_kv_source_complete(bt_kv_source *source, bt_kv_transf
                                               const void *blob, size_t blob_bytes, bool ends);
 
 /* Takes the blocks back: stops the sink's reads, tells it `status` and `text`, then released()
- * with CANCELLED comes (at the latest after a grace of 1 s). BT_ENOTFOUND: released already. */
+ * with CANCELLED comes: once a sink on this host has answered, or its connection is dead (at the
+ * latest after a lease). BT_ENOTFOUND: released already. */
 bt_status bt_kv_source_cancel(bt_kv_source *source, bt_kv_transfer transfer, bt_status status,
+                              const char *text);
+
+/* This transfer will not be offered: a pull that waits for it fails at once with `status` and
+ * `text`, and so does one that comes later. BT_EEXISTS: it is offered (cancel it), or was. */
+bt_status bt_kv_source_refuse(bt_kv_source *source, bt_kv_transfer transfer, bt_status status,
                               const char *text);
 
 /* Counters since create; gauges are marked. */
 typedef struct bt_kv_source_counters {
     uint64_t offers, pulled, cancelled, expired, failed; /* transfers by end */
+    uint64_t refused;                                    /* instead of an offer */
     uint64_t parts_announced, parts_repeated;
     uint64_t parts_summed, bytes_summed; /* checksummed */
     uint64_t bytes_sent;                 /* payload over streams and loopback (not shm) */

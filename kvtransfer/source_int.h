@@ -8,14 +8,16 @@
 #define BT_KVTRANSFER_SOURCE_INT_H
 
 #include "common/alloc.h"
+#include "common/log.h"
 #include "kvtransfer/channel_int.h"
 #include "kvtransfer/rate_int.h"
 #include "kvtransfer/source.h"
 
 enum {
-    BT_SOURCE_RECENT = 128,   /* names of released transfers that are remembered */
-    BT_SOURCE_READS_MAX = 64, /* READs that a peer may have waiting */
-    BT_SOURCE_GRACE_MS = 1000,
+    BT_SOURCE_RECENT = 128,        /* names of released transfers that are remembered */
+    BT_SOURCE_READS_MAX = 64,      /* READs that a peer may have waiting */
+    BT_SOURCE_GRACE_MS = 1000,     /* a silent peer has it to answer REVOKEs */
+    BT_SOURCE_HANDSHAKES_MAX = 16, /* connections that have not shown the key yet */
     BT_SOURCE_LISTENERS_MAX = 3,
 };
 
@@ -25,7 +27,7 @@ typedef enum bt_source_state {
     BT_SOURCE_FREE,
     BT_SOURCE_OFFERED,  /* no sink yet */
     BT_SOURCE_LINKED,   /* a sink pulls */
-    BT_SOURCE_STOPPING, /* REVOKE is due or sent: waiting for END */
+    BT_SOURCE_STOPPING, /* REVOKE is due or, one-sided, sent: waiting for END */
     BT_SOURCE_ENDED,    /* nobody reads: released() is due */
 } bt_source_state;
 
@@ -37,7 +39,7 @@ typedef struct bt_source_transfer {
     uint32_t n_blocks, n_tokens;
     int64_t lease_until_ns; /* OFFERED */
     int64_t deadline_ns;    /* 0: none */
-    int64_t grace_until_ns; /* STOPPING */
+    int64_t fence_until_ns; /* STOPPING: its reader must have been stopped by then */
 
     bt_block_id *ids;                /* [max_transfer_blocks] */
     uint32_t *sums;                  /* [max_transfer_blocks * n_layers] */
@@ -63,7 +65,7 @@ typedef struct bt_source_parked {
     bt_kv_transfer name;
     int64_t deadline_ns;
     bt_status refusal; /* BT_OK: waiting */
-    const char *text;  /* of the refusal, static */
+    char text[BT_KV_TEXT_BYTES];
 } bt_source_parked;
 
 typedef struct bt_source_read {
@@ -82,16 +84,19 @@ typedef struct bt_source_recent {
 
 typedef enum bt_source_peer_state {
     BT_SOURCE_PEER_FREE,
-    BT_SOURCE_PEER_NEW,     /* HELLO is due */
-    BT_SOURCE_PEER_READY,   /* WELCOME was put */
-    BT_SOURCE_PEER_LEAVING, /* REFUSE was put: closes once it is out */
+    BT_SOURCE_PEER_NEW,        /* HELLO is due */
+    BT_SOURCE_PEER_CHALLENGED, /* CHALLENGE was put, PROOF is due */
+    BT_SOURCE_PEER_READY,      /* WELCOME was put */
+    BT_SOURCE_PEER_LEAVING,    /* REFUSE was put: closes once it is out */
 } bt_source_peer_state;
 
 struct bt_source_peer {
     bt_source_peer_state state;
     bt_kv_source *source;
+    int64_t since_ns; /* accepted */
     int64_t heard_ns;
     int64_t told_ns; /* last ANNOUNCE */
+    bool tags_parts; /* BT_KV_AUTH_FULL holds */
     uint32_t n_transfers;
     size_t reads_head, n_reads; /* ring */
     bt_source_read reads[BT_SOURCE_READS_MAX];
@@ -122,8 +127,10 @@ struct bt_kv_source {
     size_t n_parked;
     bt_source_recent *recent; /* ring */
     size_t n_recent;
-    bt_source_peer *peers;
-    size_t next_peer; /* who is served first next time */
+    bt_source_peer *peers; /* [n_peers] */
+    size_t n_peers;        /* max_peers that may be READY, and those that shake hands */
+    size_t next_peer;      /* who is served first next time */
+    bt_log_limit strangers_limit;
     bt_rate rate;
     bt_kv_source_counters counters;
 };
@@ -135,6 +142,9 @@ void bt_source_link(bt_source_transfer *transfer, bt_source_peer *peer);
 /* The sink reads no more. The outcome counts unless the transfer was stopping already. */
 void bt_source_sink_ended(bt_kv_source *source, bt_source_transfer *transfer, bt_kv_outcome outcome,
                           const char *text);
+/* Its REVOKE is due. */
+void bt_source_parked_refuse(bt_kv_source *source, bt_source_parked *parked, bt_status status,
+                             const char *text);
 void bt_source_parked_free(bt_kv_source *source, bt_source_parked *parked);
 /* Calls pump again within about delay_ns. */
 void bt_source_pump_soon(bt_kv_source *source, int64_t delay_ns);

@@ -4,23 +4,28 @@
  * incoming END or READ waits for at most one piece, and a transfer that has ended is never
  * in the middle of one.
  *
- *   accept          HELLO ok                      lose
- *   -------> NEW -------------> READY --------------------------> FREE
- *             | HELLO refused                      ^
- *             +----------------> LEAVING ----------+ REFUSE is out
+ *   accept        HELLO ok                PROOF ok             lose
+ *   -------> NEW ----------> CHALLENGED -----------> READY ------------> FREE
+ *             | refused           | refused                               ^
+ *             +-------------------+---------> LEAVING --------------------+ REFUSE is out
+ *
+ * Before READY nothing but CHALLENGE and REFUSE goes out. Connections that are not READY are
+ * few and short-lived: HANDSHAKES_MAX, each for 3 s from accept on, and when they are all
+ * taken a new one takes the place of the oldest, so that who connects and says nothing
+ * keeps nobody else out.
  */
 #include <inttypes.h>
 #include <string.h>
 
 #include "common/check.h"
 #include "common/clock.h"
-#include "common/log.h"
 #include "kvtransfer/source_int.h"
 
 enum {
     TURN_BYTES = 512 * 1024,  /* sent to one peer in one turn of the loop */
     PIECE_BYTES = 256 * 1024, /* in one DATA frame */
     PIECE_BYTES_MIN = 4096,   /* under a rate limit */
+    STRANGERS_LOGGED_S = 5,   /* lines about connections without a proof, each second */
     COALESCE_BYTES = 1 << 20, /* parts that are announced at once even if early */
     COALESCE_NS = 1000000,    /* announcements of a peer are this far apart otherwise */
     REGIONS_MAX = BT_TRANSPORT_IOV_MAX - 1,
@@ -89,8 +94,11 @@ void bt_source_peer_lose(bt_source_peer *peer, const char *text)
 
 static void reject(bt_source_peer *peer, const bt_error *err)
 {
-    peer->source->counters.frames_rejected++;
-    bt_log(BT_WARN, "kv sink rejected: reason=\"%s\"", err->text);
+    bt_kv_source *source = peer->source;
+    source->counters.frames_rejected++;
+    bt_log_limited(&source->strangers_limit, STRANGERS_LOGGED_S, BT_WARN,
+                   "kv sink rejected: proven=%d reason=\"%s\"", peer->state == BT_SOURCE_PEER_READY,
+                   err->text);
     bt_source_peer_lose(peer, err->text);
 }
 
@@ -107,28 +115,89 @@ static void put_end(bt_source_peer *peer, bt_frame_type type, bt_kv_transfer tra
 
 /* ---- frames in: BT_EPROTOCOL closes the connection ---- */
 
-static bt_status on_hello(bt_source_peer *peer, const bt_frame_hello *hello, bt_error *err)
+static void refuse(bt_source_peer *peer, bt_status status, const char *text)
 {
     bt_kv_source *source = peer->source;
-    const bt_kv_source_options *o = &source->options;
-    if (peer->state != BT_SOURCE_PEER_NEW) {
-        return bt_error_set(err, BT_EPROTOCOL, "a second HELLO");
-    }
+    source->counters.handshakes_refused++;
+    bt_log_limited(&source->strangers_limit, STRANGERS_LOGGED_S, BT_WARN,
+                   "kv sink refused: reason=\"%s\"", text);
+    put_end(peer, BT_FRAME_REFUSE, (bt_kv_transfer){0}, status, text);
+    peer->state = BT_SOURCE_PEER_LEAVING;
+}
+
+static void put_challenge(bt_source_peer *peer, bt_kv_auth wish)
+{
+    const bt_kv_source_options *o = &peer->source->options;
+    const bool is_stream = (peer->channel.ops->caps & BT_TRANSPORT_STREAM) != 0;
+    const bt_kv_auth auth = is_stream && o->auth > wish ? o->auth : wish;
+    bt_frame frame = {
+        .type = BT_FRAME_CHALLENGE,
+        .u.challenge = {.auth = (uint32_t)auth, .incarnation = o->incarnation},
+    };
+    bt_hash_random(frame.u.challenge.nonce, sizeof frame.u.challenge.nonce);
+    bt_channel_put(&peer->channel, &frame);
+    peer->tags_parts = is_stream && auth == BT_KV_AUTH_FULL;
+    peer->state = BT_SOURCE_PEER_CHALLENGED;
+}
+
+/* Its tag was right: the sink has the key, or repeats one that had. */
+static bt_status on_hello(bt_source_peer *peer, const bt_frame_hello *hello, bt_error *err)
+{
+    const bt_kv_source_options *o = &peer->source->options;
     bt_status status = bt_frame_hello_check(hello, &o->terms, err);
-    if (status == BT_EPROTOCOL) {
-        return status;
-    }
     if (status == BT_OK && hello->expected != o->incarnation) {
         status = bt_error_set(err, BT_EMISMATCH,
                               "this address belongs to another incarnation of the worker, which "
                               "has restarted. Ask the router for its new address.");
     }
+    if (status == BT_OK && hello->auth != BT_KV_AUTH_FRAMES && hello->auth != BT_KV_AUTH_FULL) {
+        status = bt_error_set(err, BT_EPROTOCOL, "a HELLO with an unknown wish");
+    }
+    if (status == BT_EPROTOCOL) {
+        return status;
+    }
     if (status != BT_OK) {
-        source->counters.handshakes_refused++;
-        bt_log(BT_WARN, "kv sink refused: reason=\"%s\"", err->text);
-        put_end(peer, BT_FRAME_REFUSE, (bt_kv_transfer){0}, status, err->text);
-        peer->state = BT_SOURCE_PEER_LEAVING;
-        return BT_OK;
+        refuse(peer, status, err->text);
+    } else {
+        put_challenge(peer, (bt_kv_auth)hello->auth);
+    }
+    return BT_OK;
+}
+
+/* A HELLO (`key_error` says that its tag is wrong), or the PROOF's tag is wrong. */
+static bt_status on_stranger(bt_source_peer *peer, const bt_frame *frame, bt_error *key_error)
+{
+    bt_error err = *key_error;
+    if (peer->state == BT_SOURCE_PEER_NEW) {
+        const bt_status status = bt_frame_hello_check_version(&frame->u.hello, &err);
+        if (status == BT_EPROTOCOL) {
+            *key_error = err;
+            return status;
+        }
+        refuse(peer, BT_EMISMATCH, err.text);
+    } else {
+        refuse(peer, BT_EPERMISSION, "the proof of the cluster key is wrong");
+    }
+    return BT_OK;
+}
+
+static size_t count_ready(const bt_kv_source *source)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < source->n_peers; i++) {
+        n += source->peers[i].state == BT_SOURCE_PEER_READY;
+    }
+    return n;
+}
+
+/* Its tag was right: the sink has the key. */
+static void on_proof(bt_source_peer *peer)
+{
+    bt_kv_source *source = peer->source;
+    const bt_kv_source_options *o = &source->options;
+    if (count_ready(source) == o->max_peers) {
+        refuse(peer, BT_EEXHAUSTED, "the source has too many peers");
+        return;
     }
     bt_frame frame = {.type = BT_FRAME_WELCOME};
     bt_frame_hello_set(&frame.u.hello, &o->terms, o->incarnation, o->n_blocks);
@@ -138,7 +207,6 @@ static bt_status on_hello(bt_source_peer *peer, const bt_frame_hello *hello, bt_
     }
     bt_channel_put(&peer->channel, &frame);
     peer->state = BT_SOURCE_PEER_READY;
-    return BT_OK;
 }
 
 static bt_source_parked *free_parked(bt_kv_source *source)
@@ -249,11 +317,15 @@ static void on_end(bt_source_peer *peer, const bt_frame *frame)
 
 static bt_status on_frame(bt_source_peer *peer, const bt_frame *frame, bt_error *err)
 {
-    if (frame->type == BT_FRAME_HELLO) {
+    if (frame->type == BT_FRAME_HELLO && peer->state == BT_SOURCE_PEER_NEW) {
         return on_hello(peer, &frame->u.hello, err);
     }
+    if (frame->type == BT_FRAME_PROOF && peer->state == BT_SOURCE_PEER_CHALLENGED) {
+        on_proof(peer);
+        return BT_OK;
+    }
     if (peer->state != BT_SOURCE_PEER_READY) {
-        return bt_error_set(err, BT_EPROTOCOL, "a %s frame before HELLO",
+        return bt_error_set(err, BT_EPROTOCOL, "a %s frame before the handshake was over",
                             bt_frame_type_name(frame->type));
     }
     const bt_frame renew = {.type = BT_FRAME_RENEW};
@@ -294,6 +366,8 @@ static bool handle_input(bt_source_peer *peer)
         if (status == BT_OK) {
             peer->heard_ns = bt_clock_now_ns();
             status = on_frame(peer, &frame, &err);
+        } else if (status == BT_EPERMISSION && peer->state != BT_SOURCE_PEER_READY) {
+            status = on_stranger(peer, &frame, &err);
         }
         if (status != BT_OK) {
             reject(peer, &err);
@@ -426,6 +500,11 @@ static void put_frames(bt_source_peer *peer)
             bt_channel_has_room(&peer->channel)) {
             put_end(peer, BT_FRAME_REVOKE, t->name, t->status, t->text);
             t->revoke_told = true;
+            if (!(peer->channel.ops->caps & BT_TRANSPORT_ONE_SIDED)) {
+                purge_reads(peer, t); /* we were the only reader */
+                bt_source_sink_ended(source, t, t->outcome, t->text);
+                continue;
+            }
         }
         if (t->state == BT_SOURCE_LINKED && put_offer(peer, t)) {
             if (is_due) {
@@ -453,6 +532,28 @@ static size_t piece_iov(bt_source_peer *peer, const bt_source_read *read, uint64
         iov[i] = (struct iovec){(void *)(uintptr_t)from, (size_t)regions[i].bytes};
     }
     return n;
+}
+
+/* Of the parts that follow the DATA frame that is put next. */
+static void tag_piece(bt_source_peer *peer, const bt_source_read *read, uint64_t bytes,
+                      uint8_t tag[BT_FRAME_TAG_BYTES])
+{
+    const bt_kv_source_options *o = &peer->source->options;
+    bt_mac mac;
+    bt_channel_start_put_parts(&peer->channel, &mac);
+    for (uint64_t at = 0; at < bytes;) {
+        bt_plan_region regions[REGIONS_MAX];
+        uint64_t sum;
+        const size_t n = bt_plan_regions(&o->terms.layout, read->transfer->ids, &read->rect,
+                                         read->sent + at, bytes - at, regions, REGIONS_MAX, &sum);
+        BT_ASSERT(sum > 0);
+        for (size_t i = 0; i < n; i++) {
+            bt_mac_update(&mac, (const uint8_t *)o->pool_base + regions[i].offset,
+                          (size_t)regions[i].bytes);
+        }
+        at += sum;
+    }
+    bt_mac_final(&mac, tag);
 }
 
 static uint64_t piece_bytes_max(const bt_source_peer *peer)
@@ -505,11 +606,14 @@ static bt_status start_piece(bt_source_peer *peer, uint64_t *bytes)
             return status;
         }
     }
-    const bt_frame frame = {
+    bt_frame frame = {
         .type = BT_FRAME_DATA,
         .transfer = read->transfer->name,
         .u.data = {.op = read->op, .bytes = (uint32_t)n, .offset = read->sent},
     };
+    if (peer->tags_parts) {
+        tag_piece(peer, read, n, frame.u.data.tag);
+    }
     bt_channel_put(&peer->channel, &frame);
     peer->piece_at = read->sent;
     peer->piece_left = two_sided ? 0 : n;
@@ -604,44 +708,51 @@ static void on_event(int events, void *ctx)
     }
 }
 
-/* No table has room: says so as well as one send can. */
-static void turn_away(bt_conn *conn)
+/* A place for a connection that has to shake hands: a free one, or that of the oldest of these. */
+static bt_source_peer *take_place(bt_kv_source *source)
 {
-    static const char text[] = "the source has too many peers";
-    const bt_frame frame = {
-        .type = BT_FRAME_REFUSE,
-        .u.end = {.status = BT_EEXHAUSTED, .text = text, .text_bytes = sizeof text - 1},
-    };
-    uint8_t wire[BT_FRAME_BYTES_MAX];
-    const struct iovec iov = {wire, bt_frame_encode(&frame, 0, wire)};
-    size_t sent;
-    if (conn->ops->send(conn, &iov, 1, &sent) != BT_OK) {
-        bt_log(BT_DEBUG, "kv sink turned away in silence: peers=full");
+    bt_source_peer *unused = NULL;
+    bt_source_peer *oldest = NULL;
+    size_t n = 0;
+    for (size_t i = 0; i < source->n_peers; i++) {
+        bt_source_peer *peer = &source->peers[i];
+        if (peer->state == BT_SOURCE_PEER_FREE) {
+            unused = unused ? unused : peer;
+        } else if (peer->state != BT_SOURCE_PEER_READY) {
+            oldest = !oldest || peer->since_ns < oldest->since_ns ? peer : oldest;
+            n++;
+        }
     }
-    conn->ops->close(conn);
+    if (n < BT_SOURCE_HANDSHAKES_MAX) {
+        BT_ASSERT(unused); /* READY ones are at most max_peers */
+        return unused;
+    }
+    source->counters.handshakes_refused++;
+    bt_log_limited(&source->strangers_limit, STRANGERS_LOGGED_S, BT_WARN,
+                   "kv sink turned away: reason=\"too many connections without a proof\"");
+    bt_source_peer_lose(oldest, "too many connections without a proof");
+    return oldest;
 }
 
 void bt_source_peer_accept(bt_conn *conn, void *ctx)
 {
     bt_kv_source *source = ctx;
-    bt_source_peer *peer = source->peers;
-    bt_source_peer *const end = source->peers + source->options.max_peers;
-    while (peer < end && peer->state != BT_SOURCE_PEER_FREE) {
-        peer++;
-    }
+    bt_source_peer *peer = take_place(source);
+    const bt_channel_options options = {.side = BT_SESSION_SOURCE,
+                                        .cluster_key = &source->options.terms.cluster_key,
+                                        .fn = on_event,
+                                        .ctx = peer,
+                                        .fault = source->options.fault};
     source->counters.connections++;
-    if (peer == end) {
-        source->counters.handshakes_refused++;
-        turn_away(conn);
-        return;
-    }
-    if (bt_channel_open(&peer->channel, conn, on_event, peer, source->options.fault) != BT_OK) {
+    if (bt_channel_open(&peer->channel, conn, &options) != BT_OK) {
         source->counters.handshakes_refused++;
         return;
     }
     peer->state = BT_SOURCE_PEER_NEW;
-    peer->heard_ns = bt_clock_now_ns();
+    peer->since_ns = bt_clock_now_ns();
+    peer->heard_ns = peer->since_ns;
     peer->told_ns = peer->heard_ns - COALESCE_NS;
+    peer->tags_parts = false;
     peer->n_transfers = 0;
     peer->reads_head = peer->n_reads = 0;
     peer->piece_left = 0;

@@ -11,6 +11,7 @@
 #ifndef BT_KVTRANSFER_TRANSFER_H
 #define BT_KVTRANSFER_TRANSFER_H
 
+#include "common/hash.h"
 #include "common/status.h"
 #include "engine/kv_layout.h"
 #include "proto/sampling.h"
@@ -47,9 +48,9 @@ typedef struct bt_kv_peer {
 /* What must be equal on both sides before a block may move. */
 typedef struct bt_kv_terms {
     bt_kv_layout layout;
-    uint8_t numerics_id[16];             /* DESIGN.md section 1 */
-    uint8_t cluster_key_fingerprint[16]; /* zero: no key */
-    bool allow_mixed_numerics;           /* do not compare numerics_id */
+    uint8_t numerics_id[16];   /* DESIGN.md section 1 */
+    bt_hash_key cluster_key;   /* bt_cluster_key: proven, never sent */
+    bool allow_mixed_numerics; /* do not compare numerics_id */
 } bt_kv_terms;
 
 typedef enum bt_kv_transport {
@@ -62,6 +63,18 @@ typedef enum bt_kv_transport {
 /* "auto", "shm", "tcp", "loopback". */
 const char *bt_kv_transport_name(bt_kv_transport transport);
 BT_MUST_CHECK bool bt_kv_transport_parse(const char *name, bt_kv_transport *out);
+
+/* What is authenticated of a connection over tcp. Frames (and with them the checksums of all
+ * parts) always are; over shm and loopback parts never leave the host, and there is nothing
+ * more to do. The stricter of both sides' wishes holds. */
+typedef enum bt_kv_auth {
+    BT_KV_AUTH_AUTO,   /* FRAMES where the tcp address is a loopback one, else FULL */
+    BT_KV_AUTH_FRAMES, /* parts by checksum alone: against accidents, not against attackers */
+    BT_KV_AUTH_FULL,   /* parts too */
+} bt_kv_auth;
+
+/* "auto", "frames", "full". */
+const char *bt_kv_auth_name(bt_kv_auth auth);
 
 /* One thing that happened to parts, for measurements: parts of blocks
  * [block_idx, +n_blocks) x layers [layer, +n_layers), counted from the transfer's start. */

@@ -37,6 +37,24 @@ bool bt_kv_transport_parse(const char *name, bt_kv_transport *out)
     return false;
 }
 
+const char *bt_kv_auth_name(bt_kv_auth auth)
+{
+    static const char *const auth_names[] = {
+        [BT_KV_AUTH_AUTO] = "auto",
+        [BT_KV_AUTH_FRAMES] = "frames",
+        [BT_KV_AUTH_FULL] = "full",
+    };
+    return (size_t)auth < BT_ARRAY_LEN(auth_names) ? auth_names[auth] : "?";
+}
+
+bt_kv_auth bt_transport_auth(bt_kv_auth wish, const char *tcp_address)
+{
+    if (wish != BT_KV_AUTH_AUTO) {
+        return wish;
+    }
+    return bt_socket_is_local(tcp_address) ? BT_KV_AUTH_FRAMES : BT_KV_AUTH_FULL;
+}
+
 static bool is_zero(const uint8_t boot_id[BT_KV_BOOT_ID_BYTES])
 {
     static const uint8_t zero[BT_KV_BOOT_ID_BYTES];

@@ -119,6 +119,9 @@ typedef struct bt_transport_choice {
 size_t bt_transport_choose(const bt_transport_choice *choice, const bt_kv_peer *peer,
                            const bt_transport_ops *ops[3], bt_error *err);
 
+/* What AUTO is for this tcp address; any other wish stands. */
+bt_kv_auth bt_transport_auth(bt_kv_auth wish, const char *tcp_address);
+
 /* This host's boot id; zero where the kernel does not tell it. */
 void bt_transport_boot_id(uint8_t boot_id[BT_KV_BOOT_ID_BYTES]);
 

@@ -368,8 +368,7 @@ bt_kv_terms bt_worker_terms(const bt_worker *worker)
         .allow_mixed_numerics = o->allow_mixed_numerics,
     };
     bt_hash128_to_bytes(bt_model_numerics_id(o->model), terms.numerics_id);
-    memcpy(terms.cluster_key_fingerprint, o->cluster_key_print,
-           sizeof terms.cluster_key_fingerprint);
+    terms.cluster_key = o->cluster_key.key;
     return terms;
 }
 

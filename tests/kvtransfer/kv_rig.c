@@ -126,7 +126,7 @@ static void set_options(kv_rig *rig)
 {
     uint64_t number;
     bt_hash_random(&number, sizeof number);
-    bt_kv_terms terms = {.numerics_id = {1}, .cluster_key_fingerprint = {2}};
+    bt_kv_terms terms = {.numerics_id = {1}, .cluster_key = {{2}}};
     /* 256 bytes a run, 1 KiB a part, 3 KiB a block */
     assert_true(bt_kv_layout_init(&terms.layout, RIG_LAYERS, 2, 8, BT_KV_FORMAT_BF16));
     (void)snprintf(rig->shm_name, sizeof rig->shm_name, "@baton-kv-rig-%016llx",
