@@ -1,129 +1,174 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libmicrohttpd calls on_access several times for a request: first with the head alone,
- * then for each piece of the body, then once more without one.
+/* libmicrohttpd runs without a thread of its own: one thread here waits for its epoll descriptor
+ * and for a bell, and makes all calls into it. So a connection is suspended and resumed by one
+ * thread alone, and only the streams (http_stream.c) need a lock.
  *
- *   head  --(length past the limit)--> answered with 413, the connection ends
- *    |
- *   body pieces: kept up to the limit; past it, or for a request that will be refused,
- *    |           thrown away; past twice the limit the connection ends
- *   end   --> refusal, or the handler
+ *   wait --> bell: resume the streams that have something --> MHD_run() --> look --> wait
+ *
+ * `look`, every LOOK_MS while there are connections, does what libmicrohttpd does not: a limit for
+ * a head, a body and the rest of an answer as a whole (its own limit is one of silence, which a
+ * byte now and then renews), and a look at the sockets of deferred requests, which it does not
+ * watch while they are suspended. Whoever is to go is shut down at the socket; libmicrohttpd then
+ * finds out by itself and cleans up.
  *
  * The listening socket is made by common/socket.h, for its errors, and belongs to
  * libmicrohttpd once the daemon runs. */
 #include "common/http.h"
 
-#include <microhttpd.h>
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "common/check.h"
+#include "common/clock.h"
+#include "common/http_int.h"
 #include "common/socket.h"
 
 enum {
-    ROUTES_MAX = 32,
-    HEADERS_MAX = 8,
     CONNECTIONS_MAX = 256,
     TIMEOUT_S = 10,
+    PHASE_S = 60,
     HEAD_BYTES_MAX = 16 << 10,
     BODY_BYTES_MAX = 1 << 20,
-    ALLOW_BYTES = 128,
+    UNSENT_BYTES_MAX = 64 << 10,
+    PEM_BYTES_MAX = 1 << 20,
+    LOOK_MS = 200,
 };
 
-typedef struct route {
-    const char *method;
-    const char *path;
-    bt_http_handler handler;
-    void *ctx;
-} route;
+static const int64_t second_ns = 1000000000;
 
-struct bt_http_server {
-    bt_http_options options; /* with the defaults filled in */
-    char *address;
-    route routes[ROUTES_MAX]; /* fixed after start */
-    size_t n_routes;
-    struct MHD_Daemon *daemon; /* NULL before start */
-    int port;
-};
+/* ----------------------------------------------------------------------------- create ---- */
 
-typedef struct header {
-    char *name;
-    char *value;
-} header;
+static unsigned or_default(unsigned value, unsigned fallback)
+{
+    return value > 0 ? value : fallback;
+}
 
-struct bt_http_request {
-    bt_http_server *server;
-    struct MHD_Connection *connection;
-    const char *method;
-    const char *path;
-    const route *route; /* NULL: refused */
-    unsigned refusal;   /* code to answer with, 0: none */
+static size_t or_default_size(size_t value, size_t fallback)
+{
+    return value > 0 ? value : fallback;
+}
 
-    char *body; /* NUL-terminated once there is one */
-    size_t body_len;
-    size_t body_capacity;
-    size_t body_seen; /* with what was thrown away */
+static void fill_defaults(bt_http_options *o)
+{
+    o->connections_max = or_default(o->connections_max, CONNECTIONS_MAX);
+    o->connections_per_ip_max = or_default(o->connections_per_ip_max, o->connections_max);
+    o->timeout_s = or_default(o->timeout_s, TIMEOUT_S);
+    o->head_time_s = or_default(o->head_time_s, PHASE_S);
+    o->body_time_s = or_default(o->body_time_s, PHASE_S);
+    o->send_time_s = or_default(o->send_time_s, PHASE_S);
+    o->head_bytes_max = or_default_size(o->head_bytes_max, HEAD_BYTES_MAX);
+    o->body_bytes_max = or_default_size(o->body_bytes_max, BODY_BYTES_MAX);
+    o->unsent_bytes_max = or_default_size(o->unsent_bytes_max, UNSENT_BYTES_MAX);
+}
 
-    header headers[HEADERS_MAX];
-    size_t n_headers;
-    bool answered;
-    bool broken; /* the answer could not be made: end the connection */
-};
+/* A whole file as text; NULL stays NULL. */
+static bt_status read_pem(const char *path, char **out, bt_error *err)
+{
+    if (path == NULL) {
+        return BT_OK;
+    }
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) {
+        return bt_error_set(err, BT_ENOTFOUND, "cannot open '%s': %s", path, strerror(errno));
+    }
+    char *text = malloc(PEM_BYTES_MAX + 1);
+    const size_t n = text == NULL ? 0 : fread(text, 1, PEM_BYTES_MAX + 1, file);
+    const bool failed = ferror(file) != 0;
+    (void)fclose(file);
+    if (text == NULL || failed || n == 0 || n > PEM_BYTES_MAX) {
+        free(text);
+        return bt_error_set(err, text == NULL ? BT_ENOMEM : BT_EINVAL,
+                            "cannot read '%s': not a PEM file", path);
+    }
+    text[n] = '\0';
+    *out = text;
+    return BT_OK;
+}
 
-/* ---- server ---- */
+static bt_status read_tls(bt_http_server *server, bt_error *err)
+{
+    const bt_http_options *o = &server->options;
+    if ((o->tls_cert == NULL) != (o->tls_key == NULL) ||
+        (o->tls_cert == NULL && o->tls_client_ca != NULL)) {
+        return bt_error_set(err, BT_EINVAL, "TLS needs a certificate and its key");
+    }
+    bt_status status = read_pem(o->tls_cert, &server->tls_cert, err);
+    if (status == BT_OK) {
+        status = read_pem(o->tls_key, &server->tls_key, err);
+    }
+    if (status == BT_OK) {
+        status = read_pem(o->tls_client_ca, &server->tls_client_ca, err);
+    }
+    return status;
+}
+
+static bt_status take_memory(bt_http_server *server)
+{
+    const size_t n = server->options.connections_max;
+    server->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    server->polls = calloc(n, sizeof *server->polls);
+    server->polled = calloc(n, sizeof(bt_http_connection *));
+    return server->wake_fd >= 0 && server->polls != NULL && server->polled != NULL ? BT_OK
+                                                                                   : BT_ENOMEM;
+}
 
 bt_status bt_http_server_create(const bt_http_options *options, bt_http_server **out, bt_error *err)
 {
     bt_socket_address address;
-    const bt_status status = bt_socket_resolve(options->address, true, &address, err);
+    bt_status status = bt_socket_resolve(options->address, true, &address, err);
     if (status != BT_OK) {
         bt_error_prefix(err, "cannot serve HTTP");
         return status;
     }
     bt_http_server *server = calloc(1, sizeof *server);
-    char *text = strdup(options->address);
-    if (!server || !text) {
+    if (server == NULL || pthread_mutex_init(&server->mutex, NULL) != 0) {
         free(server);
-        free(text);
         return bt_error_set(err, BT_ENOMEM, "cannot serve HTTP: out of memory");
     }
-    bt_http_options *o = &server->options;
-    *o = *options;
-    server->address = text;
-    o->address = text;
-    o->connections_max = o->connections_max ? o->connections_max : CONNECTIONS_MAX;
-    o->connections_per_ip_max =
-        o->connections_per_ip_max ? o->connections_per_ip_max : o->connections_max;
-    o->timeout_s = o->timeout_s ? o->timeout_s : TIMEOUT_S;
-    o->head_bytes_max = o->head_bytes_max ? o->head_bytes_max : HEAD_BYTES_MAX;
-    o->body_bytes_max = o->body_bytes_max ? o->body_bytes_max : BODY_BYTES_MAX;
+    server->options = *options;
+    fill_defaults(&server->options);
+    bt_http_link_init(&server->connections);
+    bt_http_link_init(&server->awake);
+    bt_http_link_init(&server->news);
+    server->wake_fd = -1;
+    server->address = strdup(options->address);
+    status = server->address == NULL ? BT_ENOMEM : take_memory(server);
+    if (status != BT_OK) {
+        (void)bt_error_set(err, status, "out of memory");
+    } else {
+        status = read_tls(server, err);
+    }
+    server->options.address = server->address;
+    if (status != BT_OK) {
+        bt_error_prefix(err, "cannot serve HTTP");
+        bt_http_server_destroy(server);
+        return status;
+    }
     *out = server;
     return BT_OK;
-}
-
-static const route *find_route(const bt_http_server *server, const char *method, const char *path)
-{
-    for (size_t i = 0; i < server->n_routes; i++) {
-        const route *r = &server->routes[i];
-        if (strcmp(r->path, path) == 0 && strcmp(r->method, method) == 0) {
-            return r;
-        }
-    }
-    return NULL;
 }
 
 bt_status bt_http_server_handle(bt_http_server *server, const char *method, const char *path,
                                 bt_http_handler handler, void *ctx)
 {
     BT_ASSERT(!server->daemon);
-    if (find_route(server, method, path)) {
-        return BT_EEXISTS;
+    for (size_t i = 0; i < server->n_routes; i++) {
+        const bt_http_route *r = &server->routes[i];
+        if (strcmp(r->path, path) == 0 && strcmp(r->method, method) == 0) {
+            return BT_EEXISTS;
+        }
     }
-    if (server->n_routes == ROUTES_MAX) {
+    if (server->n_routes == BT_HTTP_ROUTES_MAX) {
         return BT_EEXHAUSTED;
     }
     server->routes[server->n_routes++] =
-        (route){.method = method, .path = path, .handler = handler, .ctx = ctx};
+        (bt_http_route){.method = method, .path = path, .handler = handler, .ctx = ctx};
     return BT_OK;
 }
 
@@ -132,262 +177,276 @@ int bt_http_server_port(const bt_http_server *server)
     return server->port;
 }
 
-void bt_http_server_destroy(bt_http_server *server)
-{
-    if (!server) {
-        return;
-    }
-    if (server->daemon) {
-        MHD_stop_daemon(server->daemon);
-    }
-    free(server->address);
-    free(server);
-}
+/* ------------------------------------------------------------------------ connections ---- */
 
-/* ---- one request ---- */
-
-static bool path_is_known(const bt_http_server *server, const char *path)
+static void on_connection(void *ctx, struct MHD_Connection *mhd, void **slot,
+                          enum MHD_ConnectionNotificationCode code)
 {
-    for (size_t i = 0; i < server->n_routes; i++) {
-        if (strcmp(server->routes[i].path, path) == 0) {
-            return true;
+    bt_http_server *server = ctx;
+    bt_http_connection *connection = *slot;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+        connection = calloc(1, sizeof *connection);
+        *slot = connection;
+        if (connection == NULL || info == NULL) {
+            return; /* its first request ends it */
         }
-    }
-    return false;
-}
-
-static bt_http_request *request_create(bt_http_server *server, struct MHD_Connection *connection,
-                                       const char *url, const char *method)
-{
-    bt_http_request *request = calloc(1, sizeof *request);
-    if (!request) {
-        return NULL;
-    }
-    request->server = server;
-    request->connection = connection;
-    request->method = method; /* libmicrohttpd keeps both until the request is over */
-    request->path = url;
-    const char *served = strcmp(method, MHD_HTTP_METHOD_HEAD) == 0 ? MHD_HTTP_METHOD_GET : method;
-    request->route = find_route(server, served, url);
-    if (!request->route) {
-        request->refusal =
-            path_is_known(server, url) ? MHD_HTTP_METHOD_NOT_ALLOWED : MHD_HTTP_NOT_FOUND;
-    }
-    return request;
-}
-
-static void request_destroy(bt_http_request *request)
-{
-    for (size_t i = 0; i < request->n_headers; i++) {
-        free(request->headers[i].name);
-        free(request->headers[i].value);
-    }
-    free(request->body);
-    free(request);
-}
-
-/* Keeps a piece of the body, NUL behind it. */
-static bool append_body(bt_http_request *request, const char *bytes, size_t n)
-{
-    const size_t len = request->body_len + n;
-    if (len >= request->body_capacity) {
-        const size_t capacity = bt_size_max(2 * request->body_capacity, len + 1);
-        char *grown = realloc(request->body, capacity);
-        if (!grown) {
-            return false;
-        }
-        request->body = grown;
-        request->body_capacity = capacity;
-    }
-    memcpy(request->body + request->body_len, bytes, n);
-    request->body[len] = '\0';
-    request->body_len = len;
-    return true;
-}
-
-/* false: end the connection. */
-static bool take_piece(bt_http_request *request, const char *bytes, size_t n)
-{
-    const size_t max = request->server->options.body_bytes_max;
-    request->body_seen += n;
-    if (request->body_seen > max && !request->refusal) {
-        request->refusal = MHD_HTTP_CONTENT_TOO_LARGE;
-    }
-    if (request->refusal) {
-        return request->body_seen / 2 <= max;
-    }
-    return append_body(request, bytes, n);
-}
-
-static bool says_too_long(const bt_http_request *request)
-{
-    const char *text = bt_http_request_header(request, MHD_HTTP_HEADER_CONTENT_LENGTH);
-    return text && strtoull(text, NULL, 10) > request->server->options.body_bytes_max;
-}
-
-static void refuse(bt_http_request *request, unsigned code)
-{
-    if (code == MHD_HTTP_METHOD_NOT_ALLOWED) {
-        char allow[ALLOW_BYTES] = "";
-        size_t len = 0;
-        for (size_t i = 0; i < request->server->n_routes; i++) {
-            const route *r = &request->server->routes[i];
-            const size_t need = strlen(r->method) + 2;
-            if (strcmp(r->path, request->path) == 0 && len + need < sizeof allow) {
-                len += (size_t)snprintf(allow + len, sizeof allow - len, "%s%s",
-                                        len > 0 ? ", " : "", r->method);
-            }
-        }
-        bt_http_respond_header(request, MHD_HTTP_HEADER_ALLOW, allow);
-        bt_http_respond_text(request, code, "method not allowed\n");
-    } else if (code == MHD_HTTP_CONTENT_TOO_LARGE) {
-        bt_http_respond_text(request, code, "the body is too large\n");
-    } else {
-        bt_http_respond_text(request, code, "not found\n");
-    }
-}
-
-static enum MHD_Result on_access(void *ctx, struct MHD_Connection *connection, const char *url,
-                                 const char *method, const char *version, const char *piece,
-                                 size_t *piece_bytes, void **slot)
-{
-    (void)version;
-    bt_http_request *request = *slot;
-    if (!request) {
-        request = request_create(ctx, connection, url, method);
-        if (!request) {
-            return MHD_NO;
-        }
-        *slot = request;
-        if (says_too_long(request)) {
-            refuse(request, MHD_HTTP_CONTENT_TOO_LARGE);
-        }
-        return request->broken ? MHD_NO : MHD_YES;
-    }
-    if (*piece_bytes > 0) {
-        const bool go_on = take_piece(request, piece, *piece_bytes);
-        *piece_bytes = 0;
-        return go_on ? MHD_YES : MHD_NO;
-    }
-    if (request->refusal) {
-        refuse(request, request->refusal);
-    } else {
-        request->route->handler(request, request->route->ctx);
-        if (!request->answered) {
-            bt_http_respond_text(request, MHD_HTTP_INTERNAL_SERVER_ERROR, "no answer\n");
-        }
-    }
-    return request->broken ? MHD_NO : MHD_YES;
-}
-
-static void on_completed(void *ctx, struct MHD_Connection *connection, void **slot,
-                         enum MHD_RequestTerminationCode code)
-{
-    (void)ctx;
-    (void)connection;
-    (void)code;
-    if (*slot) {
-        request_destroy(*slot);
+        connection->mhd = mhd;
+        connection->fd = info->connect_fd;
+        bt_http_connection_enter(connection, BT_HTTP_PHASE_HEAD);
+        bt_http_link_add(&server->connections, &connection->link);
+        server->n_connections++;
+    } else if (connection != NULL) {
+        BT_ASSERT(connection->stream == NULL);
+        bt_http_link_remove(&connection->link);
+        server->n_connections--;
+        free(connection);
         *slot = NULL;
     }
 }
 
-bt_status bt_http_server_start(bt_http_server *server, bt_error *err)
+void bt_http_connection_enter(bt_http_connection *connection, bt_http_phase phase)
 {
-    BT_ASSERT(!server->daemon);
+    connection->phase = phase;
+    connection->since_ns = bt_clock_now_ns();
+}
+
+/* libmicrohttpd finds the socket closed, and a stream's parts look at `lost`. */
+static void lose(bt_http_connection *connection)
+{
+    connection->lost = true;
+    (void)shutdown(connection->fd, SHUT_RDWR);
+    bt_http_connection_resume(connection);
+}
+
+static void look_at_times(bt_http_server *server, int64_t now_ns)
+{
     const bt_http_options *o = &server->options;
-    int fd;
-    const bt_status status = bt_socket_listen(server->address, &fd, err);
-    if (status != BT_OK) {
-        bt_error_prefix(err, "cannot serve HTTP");
-        return status;
+    const int64_t limits_ns[] = {
+        [BT_HTTP_PHASE_HEAD] = o->head_time_s * second_ns,
+        [BT_HTTP_PHASE_BODY] = o->body_time_s * second_ns,
+        [BT_HTTP_PHASE_DEFERRED] = INT64_MAX,
+        [BT_HTTP_PHASE_SENDING] = o->send_time_s * second_ns,
+    };
+    for (bt_http_link *at = server->connections.next; at != &server->connections; at = at->next) {
+        bt_http_connection *connection = bt_container_of(at, bt_http_connection, link);
+        if (connection->phase == BT_HTTP_PHASE_DEFERRED && bt_http_stream_is_taken(connection)) {
+            bt_http_connection_enter(connection, BT_HTTP_PHASE_SENDING);
+        }
+        if (!connection->lost && now_ns - connection->since_ns >= limits_ns[connection->phase]) {
+            lose(connection);
+        }
     }
-    server->port = bt_socket_port(fd);
+}
+
+/* Whose client has gone, of those with a stream. */
+static void look_at_sockets(bt_http_server *server)
+{
+    nfds_t n = 0;
+    for (bt_http_link *at = server->connections.next; at != &server->connections; at = at->next) {
+        bt_http_connection *connection = bt_container_of(at, bt_http_connection, link);
+        if (connection->stream != NULL && !connection->lost) {
+            server->polls[n] = (struct pollfd){.fd = connection->fd, .events = POLLRDHUP};
+            server->polled[n++] = connection;
+        }
+    }
+    if (n == 0 || poll(server->polls, n, 0) <= 0) {
+        return;
+    }
+    for (nfds_t i = 0; i < n; i++) {
+        if (server->polls[i].revents != 0) {
+            lose(server->polled[i]);
+        }
+    }
+}
+
+static void look(bt_http_server *server)
+{
+    const int64_t now_ns = bt_clock_now_ns();
+    if (server->n_connections == 0 || now_ns < server->next_look_ns) {
+        return;
+    }
+    server->next_look_ns = now_ns + LOOK_MS * (second_ns / 1000);
+    look_at_times(server, now_ns);
+    look_at_sockets(server);
+}
+
+/* ----------------------------------------------------------------------------- thread ---- */
+
+void bt_http_server_wake(bt_http_server *server)
+{
+    if (!server->is_woken) {
+        const uint64_t one = 1;
+        server->is_woken = true;
+        /* Fails only when the counter is full, and then it has been rung. */
+        const ssize_t n = write(server->wake_fd, &one, sizeof one);
+        (void)n;
+    }
+}
+
+/* Idle connections need no haste: their limits are seconds. */
+static int wait_ms(bt_http_server *server)
+{
+    MHD_UNSIGNED_LONG_LONG mhd_ms;
+    int ms = server->n_connections == 0 ? -1 : LOOK_MS * (server->n_deferred > 0 ? 1 : 5);
+    if (MHD_get_timeout(server->daemon, &mhd_ms) == MHD_YES &&
+        (ms < 0 || mhd_ms < (MHD_UNSIGNED_LONG_LONG)ms)) {
+        ms = mhd_ms > 60000 ? 60000 : (int)mhd_ms;
+    }
+    return ms;
+}
+
+/* Takes what was left; false: stop. */
+static bool take_wake(bt_http_server *server)
+{
+    uint64_t count;
+    const ssize_t n = read(server->wake_fd, &count, sizeof count);
+    (void)n;
+    pthread_mutex_lock(&server->mutex);
+    server->is_woken = false;
+    bt_http_streams_resume(server);
+    const bool stopping = server->stopping;
+    pthread_mutex_unlock(&server->mutex);
+    return !stopping;
+}
+
+static void *serve(void *ctx)
+{
+    bt_http_server *server = ctx;
+    for (;;) {
+        struct pollfd polls[] = {
+            {.fd = server->epoll_fd, .events = POLLIN},
+            {.fd = server->wake_fd, .events = POLLIN},
+        };
+        (void)poll(polls, BT_ARRAY_LEN(polls), wait_ms(server));
+        if (polls[1].revents != 0 && !take_wake(server)) {
+            break;
+        }
+        (void)MHD_run(server->daemon); /* fails for want of memory or descriptors: again later */
+        look(server);
+    }
+    /* libmicrohttpd can't be stopped while something is suspended. */
+    for (bt_http_link *at = server->connections.next; at != &server->connections; at = at->next) {
+        bt_http_connection *connection = bt_container_of(at, bt_http_connection, link);
+        connection->lost = true;
+        bt_http_connection_resume(connection);
+    }
+    return NULL;
+}
+
+static bt_status start_thread(bt_http_server *server)
+{
+    sigset_t all;
+    sigset_t before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all,
+                          &before); /* signals are the loop's, SIGPIPE nobody's */
+    const int failed = pthread_create(&server->thread, NULL, serve, server);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    server->running = failed == 0;
+    return failed == 0 ? BT_OK : BT_ENOMEM;
+}
+
+static void start_daemon(bt_http_server *server, int fd)
+{
+    const bt_http_options *o = &server->options;
+    struct MHD_OptionItem tls[] = {
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, server->tls_cert},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, server->tls_key},
+        {server->tls_client_ca != NULL ? MHD_OPTION_HTTPS_MEM_TRUST : MHD_OPTION_END, 0,
+         server->tls_client_ca},
+        {MHD_OPTION_END, 0, NULL},
+    };
+    if (server->tls_cert == NULL) {
+        tls[0].option = MHD_OPTION_END;
+    }
+    const unsigned flags = (unsigned)MHD_USE_EPOLL | (unsigned)MHD_ALLOW_SUSPEND_RESUME |
+                           (server->tls_cert != NULL ? (unsigned)MHD_USE_TLS : 0U);
     /* clang-format off */
     server->daemon = MHD_start_daemon(
-        MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD, 0, NULL, NULL, on_access, server,
+        flags, 0, NULL, NULL, bt_http_on_access, server,
         MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd,
         MHD_OPTION_CONNECTION_LIMIT, o->connections_max,
         MHD_OPTION_PER_IP_CONNECTION_LIMIT, o->connections_per_ip_max,
         MHD_OPTION_CONNECTION_TIMEOUT, o->timeout_s,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, o->head_bytes_max,
         MHD_OPTION_STRICT_FOR_CLIENT, 1,
-        MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
+        MHD_OPTION_NOTIFY_COMPLETED, bt_http_on_completed, server,
+        MHD_OPTION_NOTIFY_CONNECTION, on_connection, server,
+        MHD_OPTION_ARRAY, tls,
         MHD_OPTION_END);
     /* clang-format on */
-    if (!server->daemon) {
+}
+
+bt_status bt_http_server_start(bt_http_server *server, bt_error *err)
+{
+    BT_ASSERT(!server->daemon);
+    int fd;
+    bt_status status = bt_socket_listen(server->address, &fd, err);
+    if (status != BT_OK) {
+        bt_error_prefix(err, "cannot serve HTTP");
+        return status;
+    }
+    server->port = bt_socket_port(fd);
+    start_daemon(server, fd);
+    if (server->daemon == NULL) {
         bt_socket_close(fd);
-        return bt_error_set(err, BT_EIO, "cannot serve HTTP on %s: the server did not start",
-                            server->address);
+        status = server->tls_cert != NULL ? BT_EINVAL : BT_EIO;
+        return bt_error_set(err, status, "cannot serve HTTP on %s: %s", server->address,
+                            status == BT_EINVAL ? "certificate and key can't be used"
+                                                : "the server did not start");
+    }
+    server->epoll_fd = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
+    status = start_thread(server);
+    if (status != BT_OK) {
+        return bt_error_set(err, status, "cannot serve HTTP on %s: no thread", server->address);
     }
     return BT_OK;
 }
 
-/* ---- inside a handler ---- */
+/* ------------------------------------------------------------------------------- stop ---- */
 
-const char *bt_http_request_method(const bt_http_request *request)
+size_t bt_http_server_pending(bt_http_server *server)
 {
-    return request->method;
+    pthread_mutex_lock(&server->mutex);
+    const size_t n = server->n_streams;
+    pthread_mutex_unlock(&server->mutex);
+    return n;
 }
 
-const char *bt_http_request_path(const bt_http_request *request)
+void bt_http_server_stop(bt_http_server *server)
 {
-    return request->path;
+    if (server->running) {
+        pthread_mutex_lock(&server->mutex);
+        server->stopping = true;
+        bt_http_server_wake(server);
+        pthread_mutex_unlock(&server->mutex);
+        (void)pthread_join(server->thread, NULL);
+        server->running = false;
+    }
+    if (server->daemon != NULL) {
+        MHD_stop_daemon(server->daemon);
+        server->daemon = NULL;
+    }
 }
 
-const char *bt_http_request_header(const bt_http_request *request, const char *name)
+void bt_http_server_destroy(bt_http_server *server)
 {
-    return MHD_lookup_connection_value(request->connection, MHD_HEADER_KIND, name);
-}
-
-const char *bt_http_request_query(const bt_http_request *request, const char *name)
-{
-    return MHD_lookup_connection_value(request->connection, MHD_GET_ARGUMENT_KIND, name);
-}
-
-const char *bt_http_request_body(const bt_http_request *request, size_t *len)
-{
-    *len = request->body_len;
-    return request->body ? request->body : "";
-}
-
-void bt_http_respond_header(bt_http_request *request, const char *name, const char *value)
-{
-    BT_ASSERT(!request->answered);
-    BT_ASSERT(request->n_headers < HEADERS_MAX);
-    header *h = &request->headers[request->n_headers++];
-    h->name = strdup(name);
-    h->value = strdup(value);
-    request->broken = request->broken || !h->name || !h->value;
-}
-
-void bt_http_respond(bt_http_request *request, unsigned code, const char *content_type,
-                     const void *body, size_t len)
-{
-    BT_ASSERT(!request->answered);
-    request->answered = true;
-    if (request->broken) {
+    if (server == NULL) {
         return;
     }
-    struct MHD_Response *response =
-        MHD_create_response_from_buffer(len, (void *)(uintptr_t)body, MHD_RESPMEM_MUST_COPY);
-    bool good = response != NULL;
-    if (good && content_type) {
-        good = MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, content_type) ==
-               MHD_YES;
+    bt_http_server_stop(server);
+    BT_ASSERT(server->n_streams == 0);
+    if (server->wake_fd >= 0) {
+        (void)close(server->wake_fd);
     }
-    for (size_t i = 0; good && i < request->n_headers; i++) {
-        good = MHD_add_response_header(response, request->headers[i].name,
-                                       request->headers[i].value) == MHD_YES;
-    }
-    good = good && MHD_queue_response(request->connection, code, response) == MHD_YES;
-    if (response) {
-        MHD_destroy_response(response); /* the queue holds its own reference */
-    }
-    request->broken = !good;
-}
-
-void bt_http_respond_text(bt_http_request *request, unsigned code, const char *text)
-{
-    bt_http_respond(request, code, "text/plain; charset=utf-8", text, strlen(text));
+    free(server->polls);
+    free(server->polled);
+    free(server->tls_cert);
+    free(server->tls_key);
+    free(server->tls_client_ca);
+    free(server->address);
+    (void)pthread_mutex_destroy(&server->mutex);
+    free(server);
 }
