@@ -4,8 +4,12 @@
  *
  *   WAITING --admit--> PULLING --PULLED--> RUNNING --last token--> done
  *      |  `--admit (whole, or resumed)------^ |
- *      `<-------------- preempt --------------'
+ *      `<-------------- preempt --------------'|  ^
+ *                                        PARK |  | RESUME
+ *                                             v  |
+ *                                          PARKED --RELEASE--> done
  *
+ * A parked sequence is in no list: it yields its blocks to nobody, and is not computed.
  * A cancelled pulling sequence stays in `pulling` until the loop thread says that nothing writes
  * its blocks any more.
  *
@@ -30,6 +34,7 @@ typedef enum state {
     STATE_PULLING,
     STATE_PULLING_CANCELLED,
     STATE_RUNNING,
+    STATE_PARKED,
 } state;
 
 struct bt_decode_scheduler {
@@ -100,10 +105,49 @@ static void cancel(bt_decode_scheduler *s, bt_sequence *seq)
         bt_sequence_list_remove(&s->running, seq);
         finish(s, seq, BT_ECANCELLED);
         break;
+    case STATE_PARKED:
+        s->stats.n_parked--;
+        finish(s, seq, BT_ECANCELLED);
+        break;
     case STATE_PULLING_CANCELLED:
     case STATE_IDLE:
         break;
     }
+}
+
+/* Between two steps a running sequence has K and V of all its tokens but the last one. A prompt
+ * that is being computed here (or again) is not worth the move: it is computed elsewhere as fast.
+ */
+static void park(bt_decode_scheduler *s, bt_sequence *seq)
+{
+    if (seq->state == STATE_IDLE) {
+        return; /* its DONE is on the way */
+    }
+    bt_decode_event event = {.kind = BT_DECODE_EVENT_PARKED, .status = BT_AGAIN, .seq = seq};
+    if (seq->state == STATE_RUNNING && seq->n_tokens > seq->n_prompt &&
+        seq->n_tokens - seq->n_computed == 1) {
+        bt_sequence_list_remove(&s->running, seq);
+        seq->state = STATE_PARKED;
+        s->stats.n_parked++;
+        event.status = BT_OK;
+        event.index = seq->n_computed;
+    }
+    emit(s, &event);
+}
+
+static void resume(bt_decode_scheduler *s, bt_sequence *seq)
+{
+    BT_ASSERT(seq->state == STATE_PARKED);
+    s->stats.n_parked--;
+    insert_running(s, seq);
+}
+
+static void release(bt_decode_scheduler *s, bt_sequence *seq, bt_status status)
+{
+    BT_ASSERT(seq->state == STATE_PARKED);
+    s->stats.n_parked--;
+    s->stats.n_handed_over += status == BT_OK;
+    finish(s, seq, BT_OK);
 }
 
 static bool is_pulling(const bt_sequence *seq)
@@ -194,6 +238,15 @@ static void take_command(void *ctx, const void *command)
     case BT_DECODE_COMMAND_CANCEL:
         cancel(s, c->seq);
         break;
+    case BT_DECODE_COMMAND_PARK:
+        park(s, c->seq);
+        break;
+    case BT_DECODE_COMMAND_RESUME:
+        resume(s, c->seq);
+        break;
+    case BT_DECODE_COMMAND_RELEASE:
+        release(s, c->seq, c->status);
+        break;
     case BT_DECODE_COMMAND_AUDIT:
         audit(s);
         break;
@@ -279,7 +332,8 @@ static void plan(void *ctx, bt_batch *batch)
         }
         next = seq->next;
     }
-    while (s->waiting.first && s->running.n + s->pulling.n < s->options.running_max &&
+    while (s->waiting.first &&
+           s->running.n + s->pulling.n + s->stats.n_parked < s->options.running_max &&
            admit_first(s)) {
     }
     /* Decode rows first: one row each. Then chunks of prefill with what is left. */

@@ -11,7 +11,11 @@
  *   RUN(pull) --> waiting --PULL--> pulling --PULLED--> running --TOKEN...--> DONE
  *   RUN(whole) -> waiting --------> running (prefill, then decode) ---------> DONE
  *                    ^------------preempted----'
+ *   running --PARK--> parked --RELEASE--> DONE, or --RESUME--> running
  *   CANCEL: at once, but for a pulling sequence after PULLED or PULL_DROPPED.
+ *
+ * A parked sequence keeps its blocks, which change no more, for another worker to pull: all its
+ * tokens but the last one, which has no K and V yet, are in them.
  *
  * Threading: create, destroy: the thread that makes the engine; the rest: engine thread, through
  *            the table.
@@ -34,6 +38,10 @@ typedef enum bt_decode_command_kind {
     BT_DECODE_COMMAND_PULL_DROPPED, /* the pull failed or was cancelled; nothing writes the blocks
                                      * any more. DONE follows, with `status`. */
     BT_DECODE_COMMAND_CANCEL,       /* ignored for a sequence that is done */
+    BT_DECODE_COMMAND_PARK,         /* answered by PARKED, unless the sequence is done */
+    BT_DECODE_COMMAND_RESUME,       /* a parked sequence runs on */
+    BT_DECODE_COMMAND_RELEASE,      /* a parked sequence is done: nobody reads its blocks any more;
+                                     * BT_OK: another worker has them */
     BT_DECODE_COMMAND_AUDIT,        /* answered by an AUDIT event */
 } bt_decode_command_kind;
 
@@ -50,6 +58,7 @@ typedef struct bt_decode_stats {
     uint32_t n_waiting;
     uint32_t n_pulling;
     uint32_t n_running;
+    uint32_t n_parked;
     uint32_t waiting_tokens; /* prompt tokens that wait to be computed here */
     uint32_t blocks_total;
     uint32_t blocks_free;
@@ -61,6 +70,7 @@ typedef struct bt_decode_stats {
     uint64_t n_missed_tokens;     /* looked for there and not found, at first admission */
     uint64_t n_preemptions;
     uint64_t n_partial_pulls; /* pulls that skipped blocks held here already */
+    uint64_t n_handed_over;   /* parked sequences that another worker pulled */
     uint64_t slots_written;   /* sums over steps of the running sequences: for slot use */
     uint64_t slots_allocated;
 } bt_decode_stats;
@@ -70,9 +80,12 @@ typedef enum bt_decode_event_kind {
                             * lent until PULLED or PULL_DROPPED is posted */
     BT_DECODE_EVENT_ECHO,  /* score of prompt token `index` (echo) */
     BT_DECODE_EVENT_TOKEN, /* token `index` of the output (from 0); finish: it's the last */
-    BT_DECODE_EVENT_DONE,  /* seq is the loop thread's again; status BT_OK, BT_ECANCELLED or why */
-    BT_DECODE_EVENT_BLOCK, /* an identity was stored or evicted */
-    BT_DECODE_EVENT_STATS, /* after a batch of commands and after each step, last */
+    BT_DECODE_EVENT_PARKED, /* BT_OK: seq->blocks are lent until RELEASE or RESUME is posted,
+                             * `index` positions are in them. BT_AGAIN: it has nothing to hand over
+                             * now (it waits, is pulled, or its prompt is computed), and goes on. */
+    BT_DECODE_EVENT_DONE,   /* seq is the loop thread's again; status BT_OK, BT_ECANCELLED or why */
+    BT_DECODE_EVENT_BLOCK,  /* an identity was stored or evicted */
+    BT_DECODE_EVENT_STATS,  /* after a batch of commands and after each step, last */
     BT_DECODE_EVENT_AUDIT,
 } bt_decode_event_kind;
 

@@ -23,6 +23,19 @@
  * reason is the same.
  *
  * A whole run is RUN_WHOLE, TOKEN*, DONE; CANCEL stops it at any time.
+ *
+ * A run that a router wants to be handed over:
+ *
+ *   on_park --PARK---------> parking   engine
+ *   PARKED ----------------> parked    engine, source   offered under the next attempt's name, with
+ *                                                       the newest token as its "first"
+ *   released --RELEASE-----> handed    engine           another worker has it, or nobody wants it
+ *   DONE ------------------> finished                   FINISHED to the router
+ *
+ * From PARKED to RELEASE the blocks are lent to the source; what stops the run meanwhile cancels
+ * the offer, and released() posts RELEASE. A resume does the same, and released() posts RESUME. A
+ * run that has nothing to hand over (it is pulled, waits, or computes a prompt) answers so and goes
+ * on; what comes of it is the router's to decide.
  */
 #include "decode/worker.h"
 
@@ -37,7 +50,7 @@
 #include "worker/first_token.h"
 
 enum {
-    COMMANDS_PER_RUN = 3, /* RUN, PULLED or PULL_DROPPED, CANCEL */
+    COMMANDS_PER_RUN = 4, /* RUN or RESUME, PULLED or PULL_DROPPED, PARK, CANCEL or RELEASE */
     PULL_S_MAX = 86400,   /* of a request without a deadline; the sink wants one */
 };
 
@@ -45,6 +58,7 @@ struct bt_decode_worker {
     bt_worker *base;
     bt_decode_scheduler *scheduler;
     bt_kv_sink *sink;
+    bt_kv_source *source;
 };
 
 static bt_kv_transfer transfer_of(const bt_worker_run *run)
@@ -90,10 +104,19 @@ static void on_run(bt_worker_run *run, void *ctx)
     post(worker, &command);
 }
 
+static bt_kv_transfer next_transfer_of(const bt_worker_run *run)
+{
+    return (bt_kv_transfer){.request = run->id, .attempt = run->next_attempt};
+}
+
 static void on_stop(bt_worker_run *run, void *ctx)
 {
     bt_decode_worker *worker = ctx;
-    if (run->in_transfer) {
+    if (run->in_transfer && run->parked) {
+        /* NOTFOUND: released already, its callback is on its way. */
+        (void)bt_kv_source_cancel(worker->source, next_transfer_of(run), run->status,
+                                  run->error.text);
+    } else if (run->in_transfer) {
         /* NOTFOUND: ended already, its callback is on its way. */
         (void)bt_kv_sink_cancel(worker->sink, transfer_of(run));
     } else if (run->in_engine && !run->lent && !run->cancelled) { /* it runs, or is whole */
@@ -102,6 +125,59 @@ static void on_stop(bt_worker_run *run, void *ctx)
         post(worker, &command);
     }
     bt_worker_finish_run(worker->base, run);
+}
+
+static void on_park(bt_worker_run *run, uint32_t next_attempt, void *ctx)
+{
+    bt_decode_worker *worker = ctx;
+    if (run->parking || run->parked) {
+        return; /* it is answered once */
+    }
+    if (!run->in_engine || run->lent) {
+        bt_worker_parked(worker->base, run, BT_AGAIN, "its KV cache has not been pulled yet");
+        return;
+    }
+    run->parking = true;
+    run->next_attempt = next_attempt;
+    const bt_decode_command command = {.kind = BT_DECODE_COMMAND_PARK, .seq = run->seq};
+    post(worker, &command);
+}
+
+static void on_resume(bt_worker_run *run, void *ctx)
+{
+    bt_decode_worker *worker = ctx;
+    if (run->parked && !run->stopping) {
+        run->resuming = true;
+        (void)bt_kv_source_cancel(worker->source, next_transfer_of(run), BT_ECANCELLED,
+                                  "the run goes on where it was");
+    }
+}
+
+/* -------------------------------------------------------------------- from the source ---- */
+
+static void on_released(bt_kv_transfer transfer, bt_kv_outcome outcome, const char *text, void *ctx)
+{
+    bt_decode_worker *worker = ctx;
+    bt_worker_run *run = bt_worker_find_parked(worker->base, transfer);
+    BT_ASSERT(run != NULL);
+    BT_ASSERT(run->in_transfer);
+    BT_ASSERT(run->lent);
+    const bt_status status = bt_worker_status_of(outcome);
+    run->in_transfer = false;
+    if (status != BT_OK && run->resuming && !run->stopping) {
+        run->resuming = run->parked = run->lent = false;
+        const bt_decode_command command = {.kind = BT_DECODE_COMMAND_RESUME, .seq = run->seq};
+        post(worker, &command);
+        return;
+    }
+    if (status != BT_OK) {
+        bt_worker_stop_run(worker->base, run, status, "the KV cache was not pulled: %s",
+                           text != NULL ? text : "");
+    }
+    run->parked = run->lent = false;
+    const bt_decode_command command = {
+        .kind = BT_DECODE_COMMAND_RELEASE, .status = status, .seq = run->seq};
+    post(worker, &command);
 }
 
 /* ---------------------------------------------------------------------- from the sink ---- */
@@ -205,6 +281,7 @@ static void on_pulled(const bt_kv_done *done, void *ctx)
         return;
     }
     run->computed_ns = bt_clock_now_ns();
+    run->last_result = first.result;
     bt_worker_run_token(worker->base, run, first.index, false, &first.result);
     if (done->ends) {
         run->last_token = first.result.token;
@@ -252,6 +329,7 @@ static void on_token(bt_decode_worker *worker, bt_worker_run *run, const bt_deco
 {
     run->started = true;
     run->reason = event->finish;
+    run->last_result = event->u.token;
     if (run->computed_ns == 0) {
         run->computed_ns = bt_clock_now_ns();
     }
@@ -260,9 +338,64 @@ static void on_token(bt_decode_worker *worker, bt_worker_run *run, const bt_deco
     }
 }
 
+static bt_status offer(bt_decode_worker *worker, bt_worker_run *run, uint32_t n_positions,
+                       bt_error *err)
+{
+    const bt_kv_transfer transfer = next_transfer_of(run);
+    const bt_kv_offer what = {
+        .transfer = transfer,
+        .block_ids = run->seq->blocks,
+        .n_blocks = (uint32_t)bt_div_ceil(n_positions, BT_KV_BLOCK_TOKENS),
+        .n_tokens = n_positions,
+        .deadline_ns = run->deadline_ns == INT64_MAX ? 0 : run->deadline_ns,
+    };
+    bt_status status = bt_kv_source_offer(worker->source, &what, err);
+    if (status != BT_OK) {
+        return status;
+    }
+    const bt_first_token newest = {
+        .index = n_positions - run->n_prompt,
+        .result = run->last_result,
+    };
+    uint8_t blob[BT_FIRST_TOKEN_BYTES_MAX];
+    const size_t blob_bytes = bt_first_token_pack(&newest, blob);
+    status = bt_kv_source_announce_blocks(worker->source, transfer, 0, what.n_blocks);
+    BT_ASSERT(status == BT_OK);
+    status = bt_kv_source_complete(worker->source, transfer, blob, blob_bytes, false);
+    BT_ASSERT(status == BT_OK);
+    return BT_OK;
+}
+
+/* The sequence stands still, n_positions are in its blocks; or it has nothing to hand over. */
+static void on_parked(bt_decode_worker *worker, bt_worker_run *run, const bt_decode_event *event)
+{
+    BT_ASSERT(run->parking);
+    run->parking = false;
+    if (run->stopping) {
+        return; /* CANCEL is posted, DONE follows */
+    }
+    if (event->status != BT_OK) {
+        bt_worker_parked(worker->base, run, event->status, "it waits, or computes its prompt");
+        return;
+    }
+    BT_ASSERT(run->seq->n_tokens == event->index + 1);
+    bt_error err = {{0}};
+    const bt_status status = offer(worker, run, event->index, &err);
+    if (status != BT_OK) {
+        const bt_decode_command command = {.kind = BT_DECODE_COMMAND_RESUME, .seq = run->seq};
+        post(worker, &command);
+        bt_worker_parked(worker->base, run, BT_EEXHAUSTED, "cannot offer its KV cache: %s",
+                         err.text);
+        return;
+    }
+    run->parked = run->lent = run->in_transfer = true;
+    bt_worker_parked(worker->base, run, BT_OK, "%s", "");
+}
+
 static void on_done(bt_decode_worker *worker, bt_worker_run *run, const bt_decode_event *event)
 {
     run->in_engine = false;
+    run->parking = false;
     run->lent = false; /* still set: the engine refused it, and the sink is yet to be told */
     if (event->status != BT_OK && !run->stopping) {
         bt_worker_stop_run(worker->base, run, event->status, "the request could not be run: %s",
@@ -276,12 +409,15 @@ static void on_done(bt_decode_worker *worker, bt_worker_run *run, const bt_decod
 static void report(bt_decode_worker *worker, const bt_decode_stats *stats)
 {
     const bt_kv_sink_counters *kv = bt_kv_sink_counters_get(worker->sink);
+    const bt_kv_source_counters *served = bt_kv_source_counters_get(worker->source);
     const bt_worker_tally tally = {
         .load =
             {
                 .blocks_free = stats->blocks_free,
                 .blocks_cached = stats->blocks_cached,
-                .requests_running = stats->n_running + stats->n_pulling,
+                .requests_running = stats->n_running + stats->n_pulling + stats->n_parked,
+                .requests_parked = stats->n_parked,
+                .runs_handed_over = stats->n_handed_over,
                 .requests_waiting = stats->n_waiting,
                 .waiting_tokens = stats->waiting_tokens,
                 .prefill_tokens = stats->n_prefill_tokens,
@@ -295,11 +431,13 @@ static void report(bt_decode_worker *worker, const bt_decode_stats *stats)
                 .blocks_pulled = kv->blocks_moved,
                 .bytes_pulled = kv->bytes,
                 .pulls_failed = kv->failed,
+                .bytes_served = served->bytes_sent,
             },
+        .leases_expired = served->expired,
         .parts_corrupt = kv->rejected_corrupt,
         .parts_duplicate = kv->rejected_duplicate,
         .parts_late = kv->rejected_late,
-        .parts_unknown = kv->rejected_unknown + kv->frames_rejected,
+        .parts_unknown = kv->rejected_unknown + kv->frames_rejected + served->frames_rejected,
     };
     bt_worker_report(worker->base, &tally);
 }
@@ -321,6 +459,9 @@ static void on_event(const void *item, void *ctx)
         break;
     case BT_DECODE_EVENT_TOKEN:
         on_token(worker, run, event);
+        break;
+    case BT_DECODE_EVENT_PARKED:
+        on_parked(worker, run, event);
         break;
     case BT_DECODE_EVENT_DONE:
         on_done(worker, run, event);
@@ -352,6 +493,8 @@ static const bt_worker_role_ops role_ops = {
     .commands_per_run = COMMANDS_PER_RUN,
     .run = on_run,
     .stop = on_stop,
+    .park = on_park,
+    .resume = on_resume,
     .event = on_event,
     .audit = audit,
 };
@@ -404,6 +547,18 @@ static bt_status make_sink(bt_decode_worker *worker, bt_loop *loop, bt_error *er
     return bt_kv_sink_create(loop, &options, &callbacks, &worker->sink, err);
 }
 
+static bt_status make_source(bt_decode_worker *worker, bt_loop *loop, bt_error *err)
+{
+    const bt_worker_options *o = bt_worker_get_options(worker->base);
+    const bt_kv_source_options options = bt_worker_source_options(worker->base);
+    const bt_kv_source_callbacks callbacks = {
+        .released = on_released,
+        .trace = o->kv_trace != NULL ? on_trace : NULL,
+        .ctx = worker,
+    };
+    return bt_kv_source_create(loop, &options, &callbacks, &worker->source, err);
+}
+
 bt_status bt_decode_worker_create(bt_loop *loop, bt_rpc *rpc, const bt_worker_options *options,
                                   bt_decode_worker **out, bt_error *err)
 {
@@ -421,6 +576,9 @@ bt_status bt_decode_worker_create(bt_loop *loop, bt_rpc *rpc, const bt_worker_op
     if (status == BT_OK) {
         status = make_sink(worker, loop, err);
     }
+    if (status == BT_OK) {
+        status = make_source(worker, loop, err);
+    }
     if (status != BT_OK) {
         bt_decode_worker_destroy(worker);
         return status;
@@ -432,7 +590,9 @@ bt_status bt_decode_worker_create(bt_loop *loop, bt_rpc *rpc, const bt_worker_op
 bt_status bt_decode_worker_start(bt_decode_worker *worker, bt_error *err)
 {
     const bt_engine_scheduler table = bt_decode_scheduler_table(worker->scheduler);
-    return bt_worker_start(worker->base, &table, NULL, err);
+    bt_kv_peer peer;
+    bt_kv_source_peer(worker->source, &peer);
+    return bt_worker_start(worker->base, &table, &peer, err);
 }
 
 void bt_decode_worker_stop(bt_decode_worker *worker, uint64_t grace_ms, bt_loop_fn done, void *ctx)
@@ -447,6 +607,7 @@ void bt_decode_worker_destroy(bt_decode_worker *worker)
     }
     bt_worker_halt(worker->base);
     bt_kv_sink_destroy(worker->sink);
+    bt_kv_source_destroy(worker->source);
     bt_decode_scheduler_destroy(worker->scheduler);
     bt_worker_destroy(worker->base);
     free(worker);
@@ -462,8 +623,14 @@ const bt_kv_sink_counters *bt_decode_worker_kv_counters(const bt_decode_worker *
     return bt_kv_sink_counters_get(worker->sink);
 }
 
+const bt_kv_source_counters *bt_decode_worker_source_counters(const bt_decode_worker *worker)
+{
+    return bt_kv_source_counters_get(worker->source);
+}
+
 void bt_decode_worker_tick(bt_decode_worker *worker)
 {
     bt_worker_tick(worker->base);
     bt_kv_sink_tick(worker->sink);
+    bt_kv_source_tick(worker->source);
 }

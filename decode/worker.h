@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* worker.h - a decode worker: pulls the KV of prompts and goes on from their first token.
+/* worker.h - a decode worker: pulls the KV of prompts and goes on from their first token, and
+ * hands what it runs over to another one when a router asks for it.
  *
- * It ties the engine thread (decode/scheduler.h), the KV sink (kvtransfer/sink.h) and the
- * sessions to the routers (worker/worker.h). It also takes whole requests, when the router
- * wants a prompt prefilled here; a worker of role `both` is this one, told apart in its hello
- * alone. worker.c draws the states of a run.
+ * It ties the engine thread (decode/scheduler.h), the KV sink (kvtransfer/sink.h), the
+ * source of what it hands over, and the sessions to the routers (worker/worker.h). It also takes
+ * whole requests, when the router wants a prompt prefilled here; a worker of role `both` is this
+ * one, told apart in its hello alone. worker.c draws the states of a run.
  *
  *   create -> start -> stop ... done -> destroy
  *
@@ -15,6 +16,7 @@
 #define BT_DECODE_WORKER_H
 
 #include "kvtransfer/sink.h"
+#include "kvtransfer/source.h"
 #include "worker/worker.h"
 
 typedef struct bt_decode_worker bt_decode_worker;
@@ -36,6 +38,9 @@ void bt_decode_worker_destroy(bt_decode_worker *worker);
 void bt_decode_worker_get_health(const bt_decode_worker *worker, bt_worker_health *out);
 
 const bt_kv_sink_counters *bt_decode_worker_kv_counters(const bt_decode_worker *worker);
+
+/* Of what it hands over. */
+const bt_kv_source_counters *bt_decode_worker_source_counters(const bt_decode_worker *worker);
 
 /* Test only: does what is due by bt_clock_now_ns(), as the timers would. */
 void bt_decode_worker_tick(bt_decode_worker *worker);

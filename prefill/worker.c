@@ -234,20 +234,6 @@ static void audit(void *ctx)
 
 /* -------------------------------------------------------------------- from the source ---- */
 
-static bt_status status_of(bt_kv_outcome outcome)
-{
-    switch (outcome) {
-    case BT_KV_OUTCOME_PULLED:
-        return BT_OK;
-    case BT_KV_OUTCOME_CANCELLED:
-        return BT_ECANCELLED;
-    case BT_KV_OUTCOME_EXPIRED:
-    case BT_KV_OUTCOME_FAILED:
-        break;
-    }
-    return BT_EPEER;
-}
-
 static void on_released(bt_kv_transfer transfer, bt_kv_outcome outcome, const char *text, void *ctx)
 {
     bt_prefill_worker *worker = ctx;
@@ -259,7 +245,7 @@ static void on_released(bt_kv_transfer transfer, bt_kv_outcome outcome, const ch
         run->transfer_ns = (uint64_t)(bt_clock_now_ns() - run->computed_ns);
     }
     /* A request that ended with its first token is done, whatever its puller says. */
-    const bt_status status = run->ends ? BT_OK : status_of(outcome);
+    const bt_status status = run->ends ? BT_OK : bt_worker_status_of(outcome);
     if (status != BT_OK) {
         const bool late = outcome == BT_KV_OUTCOME_EXPIRED && run->deadline_ns <= bt_clock_now_ns();
         bt_worker_stop_run(worker->base, run, late ? BT_EDEADLINE : status,
@@ -313,24 +299,7 @@ static bt_status make_scheduler(bt_prefill_worker *worker, bt_error *err)
 static bt_status make_source(bt_prefill_worker *worker, bt_loop *loop, bt_error *err)
 {
     const bt_worker_options *o = bt_worker_get_options(worker->base);
-    bt_kv_pool *pool = bt_worker_pool(worker->base);
-    const bt_kv_source_options options = {
-        .terms = bt_worker_terms(worker->base),
-        .incarnation = bt_worker_incarnation(worker->base),
-        .pool_base = bt_kv_pool_base(pool),
-        .n_blocks = bt_kv_pool_n_blocks(pool),
-        .pool_fd = bt_kv_pool_fd(pool),
-        .tcp_address = o->kv_tcp,
-        .shm_address = o->kv_unix,
-        .advertise_host = o->kv_advertise_host,
-        .loopback = o->kv_loopback,
-        .max_transfers = o->requests_max,
-        .max_transfer_blocks = bt_worker_sequence_blocks(worker->base),
-        .max_peers = o->kv_peers_max,
-        .lease_ms = o->lease_ms,
-        .rate_limit_bytes_s = o->kv_rate_limit_bytes_s,
-        .fault = o->kv_fault,
-    };
+    const bt_kv_source_options options = bt_worker_source_options(worker->base);
     const bt_kv_source_callbacks callbacks = {
         .released = on_released,
         .trace = o->kv_trace != NULL ? on_trace : NULL,

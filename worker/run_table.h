@@ -36,10 +36,15 @@ typedef struct bt_worker_run {
     bool in_transfer; /* source or sink has it, its last callback has not come */
     bool started;     /* STARTED or PULL came, or the first token of a whole run */
     bool lent;        /* prefill: STARTED came, RELEASE is owed. decode: PULLED or PULL_DROPPED
-                       * is owed */
+                       * is owed, or with `parked` RELEASE or RESUME */
     bool cancelled;   /* CANCEL was posted */
     bool ends;        /* the request ended with its first token */
-    bool stopping;    /* its end is decided: status and error say why */
+    bool parking;     /* decode: PARK was posted, PARKED has not come */
+    bool parked;      /* decode: offered to another worker, which pulls it; `lent` until then */
+    bool resuming;    /* decode: parked, and wanted back by the router */
+    uint32_t next_attempt;       /* with parking, parked: the attempt that pulls it */
+    bt_token_result last_result; /* decode: of the newest token, which goes along when parked */
+    bool stopping;               /* its end is decided: status and error say why */
     bt_status status;
     bt_error error;
     bt_finish_reason reason;
@@ -51,7 +56,7 @@ typedef struct bt_worker_run {
     uint64_t bytes_moved;
     uint32_t blocks_moved;
     uint32_t blocks_skipped;
-    uint32_t parts_left; /* decode: (layer, block) parts still to move when the prompt was done */
+    uint32_t parts_left;   /* decode: (layer, block) parts still to move when the prompt was done */
     const char *transport; /* "" before it is known; a constant */
 
     /* The table's. */

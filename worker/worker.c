@@ -99,9 +99,44 @@ static void on_cancel(bt_request_id id, uint32_t attempt, void *ctx)
     }
 }
 
+static void on_park(bt_request_id id, uint32_t attempt, uint32_t next_attempt, void *ctx)
+{
+    bt_worker *worker = ctx;
+    bt_worker_run *run = bt_run_table_find(worker->runs, id, attempt);
+    if (run == NULL || run->stopping) {
+        return; /* FINISHED is on its way */
+    }
+    if (worker->ops->park == NULL) {
+        bt_worker_parked(worker, run, BT_EUNSUPPORTED, "a prefill worker hands over by itself");
+    } else {
+        worker->ops->park(run, next_attempt, worker->ctx);
+    }
+    flush(worker);
+}
+
+static void on_resume(bt_request_id id, uint32_t attempt, void *ctx)
+{
+    bt_worker *worker = ctx;
+    bt_worker_run *run = bt_run_table_find(worker->runs, id, attempt);
+    if (run != NULL && worker->ops->resume != NULL) {
+        worker->ops->resume(run, worker->ctx);
+    }
+}
+
+static void on_drain(void *ctx)
+{
+    const bt_worker *worker = ctx;
+    if (worker->state == BT_WORKER_STATE_SERVING && worker->options.drain != NULL) {
+        worker->options.drain(worker->options.drain_ctx);
+    }
+}
+
 const bt_link_worker_callbacks bt_worker_link_callbacks = {
     .on_run = on_run,
     .on_cancel = on_cancel,
+    .on_park = on_park,
+    .on_resume = on_resume,
+    .on_drain = on_drain,
 };
 
 /* -------------------------------------------------------------------- from the engine ---- */
@@ -300,6 +335,34 @@ bool bt_worker_finish_run(bt_worker *worker, bt_worker_run *run)
     flush(worker);
     bt_worker_stop_when_empty(worker);
     return true;
+}
+
+void bt_worker_parked(bt_worker *worker, const bt_worker_run *run, bt_status status,
+                      const char *fmt, ...)
+{
+    bt_link_parked parked = {
+        .id = run->id,
+        .attempt = run->attempt,
+        .status = status,
+        .generated_tokens = run->seq->n_tokens - run->seq->n_prompt,
+    };
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(parked.error.text, sizeof parked.error.text, fmt, args);
+    va_end(args);
+    bt_link_worker_parked(worker->link, &parked);
+}
+
+bt_worker_run *bt_worker_find_parked(const bt_worker *worker, bt_kv_transfer transfer)
+{
+    for (bt_worker_run *run = bt_run_table_next(worker->runs, NULL); run != NULL;
+         run = bt_run_table_next(worker->runs, run)) {
+        const bt_kv_transfer name = {.request = run->id, .attempt = run->next_attempt};
+        if (run->parked && bt_kv_transfer_equal(name, transfer)) {
+            return run;
+        }
+    }
+    return NULL;
 }
 
 bt_worker_run *bt_worker_find(const bt_worker *worker, bt_kv_transfer transfer)

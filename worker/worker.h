@@ -18,7 +18,7 @@
 #include "common/metrics.h"
 #include "engine/engine.h"
 #include "engine/kv_cache.h"
-#include "kvtransfer/transfer.h"
+#include "kvtransfer/source.h"
 #include "proto/link.h"
 #include "worker/run_table.h"
 
@@ -44,8 +44,8 @@ typedef struct bt_worker_options {
     uint32_t running_max;  /* sequences in one step; 64 */
     uint32_t token_budget; /* rows of a step; 512 */
     uint32_t chunk;        /* prompt rows of one sequence in a step, a multiple of 16; 256 */
-    const char *kv_tcp;    /* prefill: serve KV here, "host:port"; NULL: no tcp */
-    const char *kv_unix;   /* prefill: path or "@name" for peers on this host; NULL: no shm */
+    const char *kv_tcp;    /* serve KV here, "host:port"; NULL: no tcp */
+    const char *kv_unix;   /* path or "@name" for peers on this host; NULL: no shm */
     const char *kv_advertise_host;  /* NULL: the host of kv_tcp */
     bt_kv_transport kv_transport;   /* decode: AUTO, or pin one */
     bt_kv_loopback *kv_loopback;    /* NULL: none */
@@ -53,8 +53,11 @@ typedef struct bt_worker_options {
     uint32_t lease_ms;              /* BT_KV_LEASE_MS */
     uint64_t kv_rate_limit_bytes_s; /* 0: none */
     uint32_t load_ms;               /* period of load reports; 200 */
-    bt_metrics *metrics;            /* NULL: none */
-    bt_kv_trace_fn kv_trace;        /* NULL: none */
+    bt_loop_fn drain; /* a router asks this worker to drain and exit: bt_worker_stop() is up to the
+                       * owner. NULL: ignored */
+    void *drain_ctx;
+    bt_metrics *metrics;     /* NULL: none */
+    bt_kv_trace_fn kv_trace; /* NULL: none */
     void *kv_trace_ctx;
     bt_kv_fault *kv_fault; /* test only; NULL: none */
 } bt_worker_options;
@@ -73,6 +76,11 @@ typedef struct bt_worker_role_ops {
     void (*run)(bt_worker_run *run, void *ctx);
     /* run->stopping was just set (status and error say why); called once for each run. */
     void (*stop)(bt_worker_run *run, void *ctx);
+    /* Hold the run for another worker, which pulls it as (id, next_attempt); answered with one
+     * bt_worker_parked(), unless the run ends before. NULL: nothing can be handed over. */
+    void (*park)(bt_worker_run *run, uint32_t next_attempt, void *ctx);
+    /* Go on with a run that may be parked. NULL with park. */
+    void (*resume)(bt_worker_run *run, void *ctx);
     /* An event of the engine. */
     void (*event)(const void *event, void *ctx);
     /* Posts the scheduler's AUDIT; its answer goes to bt_worker_audited(). */
@@ -119,8 +127,16 @@ void bt_worker_run_token(bt_worker *worker, const bt_worker_run *run, uint32_t i
  * free. Otherwise it does nothing. The run is not to be used after it returned true. */
 bool bt_worker_finish_run(bt_worker *worker, bt_worker_run *run);
 
+/* Tells the router whether the run is held for another worker, and why not. */
+BT_PRINTF(4, 5)
+void bt_worker_parked(bt_worker *worker, const bt_worker_run *run, bt_status status,
+                      const char *fmt, ...);
+
 /* The run of a transfer; NULL: not open. */
 bt_worker_run *bt_worker_find(const bt_worker *worker, bt_kv_transfer transfer);
+
+/* The parked run that is offered as this transfer; NULL: there is none. O(open). */
+bt_worker_run *bt_worker_find_parked(const bt_worker *worker, bt_kv_transfer transfer);
 
 /* An identity joined or left the prefix cache. */
 void bt_worker_block(bt_worker *worker, bool stored, const bt_hash128 *identity);
@@ -130,6 +146,12 @@ void bt_worker_report(bt_worker *worker, const bt_worker_tally *tally);
 
 /* The answer to the role's audit(). */
 void bt_worker_audited(bt_worker *worker, bt_status status);
+
+/* A source of this worker's pool, by its options. */
+bt_kv_source_options bt_worker_source_options(const bt_worker *worker);
+
+/* What a run ends with whose blocks were released so. */
+bt_status bt_worker_status_of(bt_kv_outcome outcome);
 
 /* What source and sink need. */
 bt_kv_terms bt_worker_terms(const bt_worker *worker);

@@ -372,6 +372,42 @@ bt_kv_terms bt_worker_terms(const bt_worker *worker)
     return terms;
 }
 
+bt_kv_source_options bt_worker_source_options(const bt_worker *worker)
+{
+    const bt_worker_options *o = &worker->options;
+    return (bt_kv_source_options){
+        .terms = bt_worker_terms(worker),
+        .incarnation = worker->incarnation,
+        .pool_base = bt_kv_pool_base(worker->pool),
+        .n_blocks = bt_kv_pool_n_blocks(worker->pool),
+        .pool_fd = bt_kv_pool_fd(worker->pool),
+        .tcp_address = o->kv_tcp,
+        .shm_address = o->kv_unix,
+        .advertise_host = o->kv_advertise_host,
+        .loopback = o->kv_loopback,
+        .max_transfers = o->requests_max,
+        .max_transfer_blocks = bt_worker_sequence_blocks(worker),
+        .max_peers = o->kv_peers_max,
+        .lease_ms = o->lease_ms,
+        .rate_limit_bytes_s = o->kv_rate_limit_bytes_s,
+        .fault = o->kv_fault,
+    };
+}
+
+bt_status bt_worker_status_of(bt_kv_outcome outcome)
+{
+    switch (outcome) {
+    case BT_KV_OUTCOME_PULLED:
+        return BT_OK;
+    case BT_KV_OUTCOME_CANCELLED:
+        return BT_ECANCELLED;
+    case BT_KV_OUTCOME_EXPIRED:
+    case BT_KV_OUTCOME_FAILED:
+        break;
+    }
+    return BT_EPEER;
+}
+
 uint64_t bt_worker_incarnation(const bt_worker *worker)
 {
     return worker->incarnation;

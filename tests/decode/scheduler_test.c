@@ -27,6 +27,9 @@ typedef struct job {
     bool done;
     bt_status status;
     bt_finish_reason finish;
+    uint32_t n_parked; /* PARKED events, and the last one's */
+    bt_status parked;
+    uint32_t n_lent;
 } job;
 
 typedef struct fixture {
@@ -88,6 +91,11 @@ static void drain(fixture *f)
             assert_int_equal(event.index, j->n_tokens);
             j->tokens[j->n_tokens++] = event.u.token.token;
             j->finish = event.finish;
+            break;
+        case BT_DECODE_EVENT_PARKED:
+            j->n_parked++;
+            j->parked = event.status;
+            j->n_lent = event.index;
             break;
         case BT_DECODE_EVENT_DONE:
             assert_false(j->done);
@@ -342,6 +350,122 @@ static int unload_model(void **state)
     return 0;
 }
 
+/* The command's status is BT_OK: another worker has the blocks. */
+static void release(fixture *f, job *j)
+{
+    const bt_decode_command command = {.kind = BT_DECODE_COMMAND_RELEASE, .seq = j->seq};
+    f->side.table.command(f->side.table.ctx, &command);
+    drain(f);
+}
+
+static void run_to_the_end(fixture *f, const job *j)
+{
+    while (!j->done) {
+        assert_true(step(f));
+    }
+}
+
+static void parked_sequence_keeps_its_blocks_and_stands_still(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, 40);
+    job *j = run(&f, BT_DECODE_COMMAND_RUN_WHOLE, 0, 30, 20);
+    while (j->n_tokens < 5) {
+        assert_true(step(&f));
+    }
+    tell(&f, BT_DECODE_COMMAND_PARK, j);
+    assert_int_equal(j->n_parked, 1);
+    assert_int_equal(j->parked, BT_OK);
+    assert_int_equal(j->n_lent, 30 + 5 - 1); /* the last token has no K and V yet */
+    assert_int_equal(j->seq->n_computed, 34);
+    const uint32_t n_blocks = j->seq->n_blocks;
+    assert_true(n_blocks >= 3);
+    assert_false(step(&f));
+    assert_int_equal(f.stats.n_parked, 1);
+    assert_int_equal(f.stats.n_running, 0);
+    assert_int_equal(f.stats.blocks_free + f.stats.blocks_cached, 40 - n_blocks);
+    /* Others need room: it yields nothing. */
+    job *large = run(&f, BT_DECODE_COMMAND_RUN_WHOLE, 0, 390, 200);
+    for (int i = 0; i < 3; i++) {
+        (void)step(&f);
+    }
+    assert_int_equal(j->seq->n_blocks, n_blocks);
+    tell(&f, BT_DECODE_COMMAND_CANCEL, large);
+    release(&f, j);
+    assert_true(j->done);
+    assert_int_equal(j->status, BT_OK);
+    (void)step(&f);
+    assert_int_equal(f.stats.n_handed_over, 1);
+    assert_int_equal(f.stats.n_parked, 0);
+    assert_int_equal(f.stats.blocks_free + f.stats.blocks_cached, 40);
+    close_fixture(&f);
+}
+
+static void resumed_sequence_goes_on_with_the_same_tokens(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, 40);
+    job *undisturbed = run(&f, BT_DECODE_COMMAND_RUN_WHOLE, 0, 30, 20);
+    run_to_the_end(&f, undisturbed);
+    job *j = run(&f, BT_DECODE_COMMAND_RUN_WHOLE, 0, 30, 20);
+    for (uint32_t n = 1; n < 20; n += 3) {
+        while (j->n_tokens < n) {
+            assert_true(step(&f));
+        }
+        tell(&f, BT_DECODE_COMMAND_PARK, j);
+        assert_int_equal(j->parked, BT_OK);
+        assert_false(step(&f));
+        tell(&f, BT_DECODE_COMMAND_RESUME, j);
+    }
+    run_to_the_end(&f, j);
+    assert_int_equal(j->n_tokens, 20);
+    assert_memory_equal(j->tokens, undisturbed->tokens, 20 * sizeof j->tokens[0]);
+    close_fixture(&f);
+}
+
+static void what_has_nothing_to_hand_over_is_not_parked(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, 40);
+    job *pulled = run(&f, BT_DECODE_COMMAND_RUN_PULL, 0, 50, 5);
+    tell(&f, BT_DECODE_COMMAND_PARK, pulled); /* waits */
+    assert_int_equal(pulled->parked, BT_AGAIN);
+    (void)step(&f);
+    assert_true(pulled->lent);
+    tell(&f, BT_DECODE_COMMAND_PARK, pulled);
+    assert_int_equal(pulled->parked, BT_AGAIN);
+    tell(&f, BT_DECODE_COMMAND_PULL_DROPPED, pulled);
+    assert_true(pulled->done);
+    job *whole = run(&f, BT_DECODE_COMMAND_RUN_WHOLE, 60, 100, 5);
+    (void)step(&f); /* one chunk of its prompt */
+    tell(&f, BT_DECODE_COMMAND_PARK, whole);
+    assert_int_equal(whole->parked, BT_AGAIN);
+    run_to_the_end(&f, whole);
+    assert_int_equal(whole->n_tokens, 5);
+    close_fixture(&f);
+}
+
+static void first_token_of_a_pull_can_be_handed_on_at_once(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, 40);
+    job *j = run(&f, BT_DECODE_COMMAND_RUN_PULL, 0, 50, 5);
+    (void)step(&f);
+    tell(&f, BT_DECODE_COMMAND_PULLED, j);
+    tell(&f, BT_DECODE_COMMAND_PARK, j);
+    assert_int_equal(j->parked, BT_OK);
+    assert_int_equal(j->n_lent, 50);
+    tell(&f, BT_DECODE_COMMAND_CANCEL, j); /* nobody was offered it */
+    assert_int_equal(j->status, BT_ECANCELLED);
+    (void)step(&f);
+    assert_int_equal(f.stats.n_parked, 0);
+    close_fixture(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -354,6 +478,10 @@ int main(void)
         cmocka_unit_test(decode_goes_on_beside_a_long_prefill),
         cmocka_unit_test(what_never_fits_is_refused),
         cmocka_unit_test(cancel_ends_waiting_and_running_at_once),
+        cmocka_unit_test(parked_sequence_keeps_its_blocks_and_stands_still),
+        cmocka_unit_test(resumed_sequence_goes_on_with_the_same_tokens),
+        cmocka_unit_test(what_has_nothing_to_hand_over_is_not_parked),
+        cmocka_unit_test(first_token_of_a_pull_can_be_handed_on_at_once),
     };
     return cmocka_run_group_tests(tests, load_model, unload_model);
 }

@@ -29,7 +29,7 @@ typedef struct half {
 struct bt_rig {
     char dir[64];
     char model_path[96];
-    char socket_path[96];
+    char socket_paths[BT_RIG_WORKERS][96];
     bt_loop *loop;
     bt_rpc *rpc;
     bt_rpc_server *server;
@@ -299,7 +299,7 @@ static bt_worker_options worker_options(const bt_rig *rig, const bt_rig_options 
         .token_budget = or_default(o->token_budget, 128),
         .chunk = or_default(o->chunk, 64),
         .kv_tcp = transport == BT_KV_TRANSPORT_SHM ? NULL : "127.0.0.1:0",
-        .kv_unix = transport == BT_KV_TRANSPORT_SHM ? rig->socket_path : NULL,
+        .kv_unix = transport == BT_KV_TRANSPORT_SHM ? rig->socket_paths[which] : NULL,
         .kv_transport = transport,
         .kv_loopback = transport == BT_KV_TRANSPORT_LOOPBACK ? rig->loopback : NULL,
         .lease_ms = or_default(o->lease_ms, 2000),
@@ -377,7 +377,9 @@ bt_rig *bt_rig_create(const bt_rig_options *options)
     snprintf(rig->dir, sizeof rig->dir, "/tmp/baton-rig-XXXXXX");
     EXPECT(mkdtemp(rig->dir) != NULL);
     snprintf(rig->model_path, sizeof rig->model_path, "%s/model.gguf", rig->dir);
-    snprintf(rig->socket_path, sizeof rig->socket_path, "%s/kv.sock", rig->dir);
+    for (int i = 0; i < BT_RIG_WORKERS; i++) {
+        snprintf(rig->socket_paths[i], sizeof rig->socket_paths[i], "%s/kv-%d.sock", rig->dir, i);
+    }
     const bt_tiny_model *shape = options->shape != NULL ? options->shape : &bt_tiny_model_odd;
     EXPECT(bt_tiny_model_write(shape, rig->model_path) == BT_OK);
     EXPECT(bt_loop_create(&rig->loop) == BT_OK);
@@ -461,7 +463,9 @@ void bt_rig_destroy(bt_rig *rig)
     bt_timer_destroy(rig->pause);
     bt_loop_destroy(rig->loop);
     (void)unlink(rig->model_path);
-    (void)unlink(rig->socket_path);
+    for (int i = 0; i < BT_RIG_WORKERS; i++) {
+        (void)unlink(rig->socket_paths[i]);
+    }
     (void)rmdir(rig->dir);
     free(rig);
 }
