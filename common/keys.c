@@ -3,25 +3,22 @@
  * the one lock. Secrets have many bits (16 characters at least), so their plain BLAKE2b-256 is all
  * that has to be kept; a hash can't be guessed back, and comparing two takes the same time wherever
  * they differ.
- *
- * "Has the file changed?" is asked of device, inode, size, mtime and ctime: an editor's rename, a
- * Kubernetes secret's new symlink target and a write in place all show in one of them. */
+ */
 #include "common/keys.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
 
 #include "common/check.h"
+#include "common/file.h"
 #include "common/hash.h"
 #include "common/log.h"
 
 enum {
-    LINE_BYTES = 1024,
+    FILE_BYTES_MAX = 2 << 20,
     WORDS_MAX = 4, /* of a line: name, secret, role, and one too many */
 };
 
@@ -52,8 +49,8 @@ typedef struct key_set {
 
 struct bt_keys {
     char *path;
-    struct stat seen; /* of the last reading, good or bad */
-    bool warned;      /* of the file's mode */
+    bt_file_stamp seen; /* of the last reading, good or bad */
+    bool warned;        /* of the file's mode */
     pthread_mutex_t lock;
     key_set set; /* under the lock */
 };
@@ -184,67 +181,54 @@ static void free_set(key_set *set)
     *set = (key_set){0};
 }
 
-static bt_status parse_file(FILE *file, const char *path, key_set *set, bt_error *err)
+static bt_status parse_text(char *text, const char *path, key_set *set, bt_error *err)
 {
-    char line[LINE_BYTES];
-    bt_status status = BT_OK;
     size_t number = 0;
-    while (status == BT_OK && fgets(line, sizeof line, file) != NULL) {
+    for (char *line = text; line != NULL;) {
+        char *end = strchr(line, '\n');
+        if (end != NULL) {
+            *end = '\0';
+        }
         number++;
-        status = strlen(line) < sizeof line - 1
-                     ? parse_line(line, set, err)
-                     : bt_error_set(err, BT_EINVAL, "the line is too long");
+        const bt_status status = parse_line(line, set, err);
         if (status != BT_OK) {
             bt_error_prefix(err, "%s:%zu", path, number);
+            return status;
         }
+        line = end != NULL ? end + 1 : NULL;
     }
-    bt_hash_wipe(line, sizeof line);
-    if (status == BT_OK && ferror(file)) {
-        status =
-            bt_error_set(err, BT_EIO, "cannot read the API keys '%s': %s", path, strerror(errno));
-    }
-    if (status == BT_OK && set->n == 0) {
-        status = bt_error_set(err, BT_EINVAL, "%s has no keys: a line is NAME SECRET", path);
-    }
-    return status;
-}
-
-static bt_status read_set(bt_keys *keys, key_set *set, bt_error *err)
-{
-    FILE *file = fopen(keys->path, "re");
-    if (file == NULL || fstat(fileno(file), &keys->seen) != 0) {
-        const int error = errno;
-        if (file != NULL) {
-            fclose(file);
-        }
-        return bt_error_set(err, error == ENOENT ? BT_ENOTFOUND : BT_EPERMISSION,
-                            "cannot open the API keys '%s': %s", keys->path, strerror(error));
-    }
-    bt_status status = BT_OK;
-    set->items = calloc(BT_KEYS_MAX, sizeof *set->items);
-    if (set->items == NULL) {
-        status = bt_error_set(err, BT_ENOMEM, "no memory for API keys");
-    } else {
-        status = parse_file(file, keys->path, set, err);
-    }
-    fclose(file);
-    if (status != BT_OK) {
-        free_set(set);
-        return status;
-    }
-    if ((keys->seen.st_mode & (S_IRWXG | S_IRWXO)) != 0 && !keys->warned) {
-        keys->warned = true;
-        bt_log(BT_WARN, "others may read the API keys: file=%s mode=%04o advice=\"chmod 600\"",
-               keys->path, (unsigned)(keys->seen.st_mode & 07777));
+    if (set->n == 0) {
+        return bt_error_set(err, BT_EINVAL, "%s has no keys: a line is NAME SECRET", path);
     }
     return BT_OK;
 }
 
-static bool is_same_file(const struct stat *a, const struct stat *b)
+static bt_status read_set(bt_keys *keys, key_set *set, bt_error *err)
 {
-    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
-           a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec &&
-           a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
+    /* The stamp first: what is written while we read is read again. */
+    (void)bt_file_stamp_of(keys->path, &keys->seen);
+    char *text = NULL;
+    size_t len = 0;
+    bt_status status = bt_file_read(keys->path, FILE_BYTES_MAX, &text, &len, err);
+    if (status != BT_OK) {
+        bt_error_prefix(err, "API keys");
+        return status;
+    }
+    set->items = calloc(BT_KEYS_MAX, sizeof *set->items);
+    status = set->items == NULL   ? bt_error_set(err, BT_ENOMEM, "no memory for API keys")
+             : strlen(text) < len ? bt_error_set(err, BT_EINVAL, "%s is no text file", keys->path)
+                                  : parse_text(text, keys->path, set, err);
+    bt_file_free(text, len);
+    if (status != BT_OK) {
+        free_set(set);
+        return status;
+    }
+    if ((keys->seen.mode & 077) != 0 && !keys->warned) {
+        keys->warned = true;
+        bt_log(BT_WARN, "others may read the API keys: file=%s mode=%04o advice=\"chmod 600\"",
+               keys->path, (unsigned)keys->seen.mode);
+    }
+    return BT_OK;
 }
 
 /* ---- public ---- */
@@ -281,24 +265,16 @@ void bt_keys_destroy(bt_keys *keys)
 
 void bt_keys_refresh(bt_keys *keys)
 {
-    struct stat now;
-    if (stat(keys->path, &now) != 0) {
-        /* Gone for a moment, or for good: the keys stay. Said once. */
-        if (keys->seen.st_ino != 0) {
-            bt_log(BT_WARN, "API keys kept: why=\"cannot open '%s': %s\"", keys->path,
-                   strerror(errno));
-            keys->seen = (struct stat){0};
-        }
-        return;
-    }
-    if (is_same_file(&now, &keys->seen)) {
+    bt_file_stamp now;
+    (void)bt_file_stamp_of(keys->path, &now);
+    if (bt_file_stamp_equal(&now, &keys->seen)) {
         return;
     }
     key_set set = {0};
     bt_error err = {{0}};
     if (read_set(keys, &set, &err) != BT_OK) {
-        keys->seen = now; /* asked again when it changes again */
-        bt_log(BT_ERROR, "API keys kept: why=\"%s\"", err.text);
+        /* Said once: until the file changes again, or is there again. */
+        bt_log(BT_ERROR, "API keys kept as they were: why=\"%s\"", err.text);
         return;
     }
     pthread_mutex_lock(&keys->lock);

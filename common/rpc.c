@@ -334,6 +334,7 @@ void bt_rpc_call_free(bt_rpc_call *call)
     grpc_slice_unref(call->message_in);
     grpc_slice_unref(call->message_out);
     gpr_free(call->peer);
+    free(call->kept);
     while (call->texts != NULL) {
         bt_rpc_text *text = call->texts;
         call->texts = text->next;
@@ -568,6 +569,23 @@ void bt_rpc_call_start_last(bt_rpc_call *call)
 void bt_rpc_call_set_ctx(bt_rpc_call *call, void *ctx)
 {
     call->ctx = ctx;
+}
+
+bool bt_rpc_call_keep(bt_rpc_call *call, const void *bytes, size_t n)
+{
+    void *copy = malloc(n > 0 ? n : 1);
+    if (copy == NULL) {
+        return false;
+    }
+    memcpy(copy, bytes, n);
+    free(call->kept);
+    call->kept = copy;
+    return true;
+}
+
+const void *bt_rpc_call_kept(const bt_rpc_call *call)
+{
+    return call->kept;
 }
 
 void bt_rpc_call_cancel(bt_rpc_call *call)

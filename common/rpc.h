@@ -72,12 +72,36 @@ BT_MUST_CHECK bt_status bt_rpc_create(bt_loop *loop, bt_rpc **out);
 /* Servers and channels must have been destroyed. */
 void bt_rpc_destroy(bt_rpc *rpc);
 
+/* ---- TLS ----
+ * Files in PEM. They are read again when they change: by servers for the next connection, by
+ * channels for the next call that finds no other one open. What can't be used then leaves the old
+ * ones in place, and is logged. */
+typedef struct bt_rpc_tls {
+    const char *cert; /* own certificate, with the chain up to the authority's; NULL: none */
+    const char *key;  /* its private key */
+    /* Server: clients have to show a certificate of this authority; NULL: none is asked for.
+     * Client: the servers' authority; "system": those that this system trusts. */
+    const char *ca;
+    const char *server_name; /* client: what the server's certificate says, if not the address */
+} bt_rpc_tls;
+
+/* Can these files be used at all? BT_EINVAL, BT_ENOTFOUND, ...: *err says which and why. */
+BT_MUST_CHECK bt_status bt_rpc_tls_check(const bt_rpc_tls *tls, bool is_server, bt_error *err);
+
 /* ---- server ---- */
+
+/* Asked about each new call, also of unknown methods, before anything else happens to it. false:
+ * it has refused the call with bt_rpc_call_finish(). */
+typedef bool (*bt_rpc_guard)(bt_rpc_call *call, const char *path, void *ctx);
+
 typedef struct bt_rpc_server_options {
     const char *address;             /* "host:port" or "unix:path"; port 0 takes a free one */
     size_t message_bytes_max;        /* received messages; 0: 4 MiB */
     size_t metadata_bytes_max;       /* 0: 16 KiB */
     unsigned concurrent_streams_max; /* for each connection; 0: 1024 */
+    const bt_rpc_tls *tls;           /* NULL: plain text; strings are copied */
+    bt_rpc_guard guard;              /* NULL: everybody may call */
+    void *guard_ctx;
 } bt_rpc_server_options;
 
 /* A new call: set callbacks with bt_rpc_call_accept() or refuse with finish(). */
@@ -112,6 +136,11 @@ void bt_rpc_server_destroy(bt_rpc_server *server);
 
 /* Server side, inside the handler: takes the call. `callbacks` must outlive it. */
 void bt_rpc_call_accept(bt_rpc_call *call, const bt_rpc_callbacks *callbacks, void *ctx);
+
+/* Server side: notes a copy of n bytes on the call (what a guard found out); until on_done. false:
+ * out of memory. */
+bool bt_rpc_call_keep(bt_rpc_call *call, const void *bytes, size_t n);
+const void *bt_rpc_call_kept(const bt_rpc_call *call); /* NULL: nothing */
 
 /* Changes the context that callbacks get. */
 void bt_rpc_call_set_ctx(bt_rpc_call *call, void *ctx);
@@ -157,8 +186,10 @@ typedef struct bt_rpc_channel_options {
     size_t message_bytes_max;  /* received; 0: 4 MiB */
     uint64_t keepalive_ms;     /* 0: 10,000 */
     uint64_t reconnect_max_ms; /* longest back-off between tries; 0: 1,000 */
+    const bt_rpc_tls *tls;     /* NULL: plain text; strings are copied */
 } bt_rpc_channel_options;
 
+/* BT_EINVAL: no address; what bt_rpc_tls_check() finds; BT_ENOMEM. */
 BT_MUST_CHECK bt_status bt_rpc_channel_create(bt_rpc *rpc, const bt_rpc_channel_options *options,
                                               bt_rpc_channel **out);
 

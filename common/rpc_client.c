@@ -6,12 +6,12 @@
  * not share their fate), and no retries of gRPC's own: whoever calls knows better.
  *
  * RECV_STATUS_ON_CLIENT is started with each call and is its end (op_end). */
-#include <grpc/grpc_security.h>
 #include <grpc/support/time.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/check.h"
+#include "common/log.h"
 #include "common/rpc_int.h"
 
 enum {
@@ -27,6 +27,9 @@ enum {
 
 struct bt_rpc_channel {
     bt_rpc *rpc;
+    bt_rpc_channel_options options; /* with its own address and no tls */
+    bool has_tls;
+    bt_rpc_tls_files tls;
     grpc_channel *core;
     bt_rpc_call *calls;
 };
@@ -40,23 +43,25 @@ static grpc_arg int_arg(const char *key, uint64_t value)
     };
 }
 
-/* The one place where TLS comes in later. */
-static grpc_channel_credentials *make_credentials(void)
+static void free_channel(bt_rpc_channel *channel)
 {
-    return grpc_insecure_credentials_create();
+    bt_rpc_tls_files_deinit(&channel->tls);
+    free((char *)(uintptr_t)channel->options.address);
+    free(channel);
 }
 
-bt_status bt_rpc_channel_create(bt_rpc *rpc, const bt_rpc_channel_options *options,
-                                bt_rpc_channel **out)
+static grpc_arg string_arg(const char *key, const char *value)
 {
-    if (options->address == NULL || options->address[0] == '\0') {
-        return BT_EINVAL;
-    }
-    bt_rpc_channel *channel = calloc(1, sizeof *channel);
-    if (channel == NULL) {
-        return BT_ENOMEM;
-    }
-    channel->rpc = rpc;
+    return (grpc_arg){
+        .type = GRPC_ARG_STRING,
+        .key = (char *)(uintptr_t)key,
+        .value.string = (char *)(uintptr_t)value,
+    };
+}
+
+static grpc_channel *make_core(const bt_rpc_channel *channel, grpc_channel_credentials *credentials)
+{
+    const bt_rpc_channel_options *options = &channel->options;
     /* gRPC adds up to a fifth at random to what it is told. */
     const uint64_t longest =
         options->reconnect_max_ms > 0 ? options->reconnect_max_ms : RECONNECT_MAX_MS;
@@ -80,11 +85,69 @@ bt_status bt_rpc_channel_create(bt_rpc *rpc, const bt_rpc_channel_options *optio
     args[n++] = int_arg(GRPC_ARG_ENABLE_RETRIES, 0);
     args[n++] = int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     args[n++] = int_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    if (channel->tls.paths.server_name != NULL) {
+        args[n++] = string_arg(GRPC_SSL_TARGET_NAME_OVERRIDE_ARG, channel->tls.paths.server_name);
+    }
     BT_ASSERT(n <= ARGS_MAX);
     const grpc_channel_args list = {.num_args = n, .args = args};
-    grpc_channel_credentials *credentials = make_credentials();
-    channel->core = grpc_channel_create(options->address, credentials, &list);
+    return grpc_channel_create(options->address, credentials, &list);
+}
+
+/* Makes the core from what the files say now; on failure the one before stays. */
+static bt_status remake(bt_rpc_channel *channel, bt_error *err)
+{
+    grpc_channel_credentials *credentials = channel->has_tls
+                                                ? bt_rpc_tls_channel_credentials(&channel->tls, err)
+                                                : grpc_insecure_credentials_create();
+    if (credentials == NULL) {
+        return BT_EINVAL;
+    }
+    if (channel->core != NULL) {
+        grpc_channel_destroy(channel->core);
+    }
+    channel->core = make_core(channel, credentials);
     grpc_channel_credentials_release(credentials);
+    return BT_OK;
+}
+
+static void refresh_tls(bt_rpc_channel *channel)
+{
+    bt_error err = {{0}};
+    if (channel->has_tls && channel->calls == NULL && bt_rpc_tls_files_changed(&channel->tls) &&
+        remake(channel, &err) != BT_OK) {
+        bt_log(BT_ERROR, "TLS files kept as they were: why=\"%s\"", err.text);
+    }
+}
+
+bt_status bt_rpc_channel_create(bt_rpc *rpc, const bt_rpc_channel_options *options,
+                                bt_rpc_channel **out)
+{
+    if (options->address == NULL || options->address[0] == '\0') {
+        return BT_EINVAL;
+    }
+    bt_rpc_channel *channel = calloc(1, sizeof *channel);
+    if (channel == NULL) {
+        return BT_ENOMEM;
+    }
+    channel->rpc = rpc;
+    channel->options = *options;
+    channel->options.tls = NULL;
+    channel->options.address = strdup(options->address);
+    bt_status status = channel->options.address == NULL ? BT_ENOMEM : BT_OK;
+    if (status == BT_OK && options->tls != NULL) {
+        channel->has_tls = true;
+        status = bt_rpc_tls_check(options->tls, false, NULL);
+        if (status == BT_OK) {
+            status = bt_rpc_tls_files_init(&channel->tls, options->tls);
+        }
+    }
+    if (status == BT_OK) {
+        status = remake(channel, NULL);
+    }
+    if (status != BT_OK) {
+        free_channel(channel);
+        return status;
+    }
     *out = channel;
     return BT_OK;
 }
@@ -99,7 +162,7 @@ void bt_rpc_channel_destroy(bt_rpc_channel *channel)
         bt_rpc_call_cancel(call);
     }
     grpc_channel_destroy(channel->core);
-    free(channel);
+    free_channel(channel);
 }
 
 void bt_rpc_channel_call_gone(bt_rpc_channel *channel, bt_rpc_call *call)
@@ -152,6 +215,7 @@ static void start_batches(bt_rpc_call *call, bool wait_for_ready)
 bt_status bt_rpc_channel_start(bt_rpc_channel *channel, const bt_rpc_start *start,
                                const bt_rpc_callbacks *callbacks, void *ctx, bt_rpc_call **out)
 {
+    refresh_tls(channel);
     bt_rpc_call *call = bt_rpc_call_new(channel->rpc);
     if (call == NULL) {
         return BT_ENOMEM;

@@ -10,7 +10,9 @@
 #define BT_COMMON_RPC_INT_H
 
 #include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
 
+#include "common/file.h"
 #include "common/rpc.h"
 
 typedef struct bt_rpc_op bt_rpc_op;
@@ -68,8 +70,29 @@ struct bt_rpc_call {
 
     bt_rpc_call *prev; /* in the list of its server or channel */
     bt_rpc_call *next;
+    void *kept;                /* bt_rpc_call_keep() */
     struct bt_rpc_text *texts; /* strings handed to the user, freed with the call */
 };
+
+/* A copy of a bt_rpc_tls, and what its files were when they were read last. */
+typedef struct bt_rpc_tls_files {
+    bt_rpc_tls paths; /* own strings */
+    bt_file_stamp cert;
+    bt_file_stamp key;
+    bt_file_stamp ca;
+} bt_rpc_tls_files;
+
+/* BT_ENOMEM; deinit is needed then too. */
+BT_MUST_CHECK bt_status bt_rpc_tls_files_init(bt_rpc_tls_files *files, const bt_rpc_tls *tls);
+void bt_rpc_tls_files_deinit(bt_rpc_tls_files *files);
+
+/* Has one changed since it was read? */
+bool bt_rpc_tls_files_changed(const bt_rpc_tls_files *files);
+
+/* Credentials from the files; `files` outlives the server, which asks it again at each handshake,
+ * under a lock of gRPC's. NULL: they can't be read. */
+grpc_server_credentials *bt_rpc_tls_server_credentials(bt_rpc_tls_files *files);
+grpc_channel_credentials *bt_rpc_tls_channel_credentials(bt_rpc_tls_files *files, bt_error *err);
 
 /* The loop and the queue of a process-wide bt_rpc, for its two sides. */
 bt_loop *bt_rpc_loop(bt_rpc *rpc);

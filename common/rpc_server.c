@@ -15,7 +15,7 @@
  * is over; done is told when all three (op_shutdown, requests, calls) are through. */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <grpc/grpc_security.h>
+#include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -60,6 +60,10 @@ struct bt_rpc_server {
     bt_rpc *rpc;
     grpc_server *core;
     char *address;
+    bool has_tls;
+    bt_rpc_tls_files tls;
+    bt_rpc_guard guard;
+    void *guard_ctx;
     int port;
     bool started;
     route routes[PATHS_MAX];
@@ -86,12 +90,6 @@ static grpc_arg int_arg(const char *key, size_t value)
     };
 }
 
-/* The one place where TLS comes in later. */
-static grpc_server_credentials *make_credentials(void)
-{
-    return grpc_insecure_server_credentials_create();
-}
-
 static void on_grace_over(void *ctx)
 {
     bt_rpc_server *server = ctx;
@@ -109,12 +107,25 @@ bt_status bt_rpc_server_create(bt_rpc *rpc, const bt_rpc_server_options *options
         return BT_ENOMEM;
     }
     server->rpc = rpc;
+    server->guard = options->guard;
+    server->guard_ctx = options->guard_ctx;
     server->address = strdup(options->address);
-    if (server->address == NULL ||
-        bt_timer_create(bt_rpc_loop(rpc), on_grace_over, server, &server->grace) != BT_OK) {
+    bt_status status = server->address == NULL ? BT_ENOMEM : BT_OK;
+    if (status == BT_OK && options->tls != NULL) {
+        server->has_tls = true;
+        status = bt_rpc_tls_check(options->tls, true, err);
+        if (status == BT_OK) {
+            status = bt_rpc_tls_files_init(&server->tls, options->tls);
+        }
+    }
+    if (status == BT_OK) {
+        status = bt_timer_create(bt_rpc_loop(rpc), on_grace_over, server, &server->grace);
+    }
+    if (status != BT_OK) {
+        bt_rpc_tls_files_deinit(&server->tls);
         free(server->address);
         free(server);
-        return BT_ENOMEM;
+        return status;
     }
     const size_t message =
         options->message_bytes_max > 0 ? options->message_bytes_max : MESSAGE_BYTES;
@@ -212,6 +223,12 @@ static int find_bind_error(const char *address)
 static bt_status explain_bind(const bt_rpc_server *server, bt_error *err)
 {
     const int error = find_bind_error(server->address);
+    if (error == 0 && server->has_tls) {
+        return bt_error_set(err, BT_EINVAL,
+                            "cannot listen on %s with TLS: certificate '%s' and key '%s' do not go "
+                            "together, or gRPC cannot read them",
+                            server->address, server->tls.paths.cert, server->tls.paths.key);
+    }
     if (error == EADDRINUSE) {
         return bt_error_set(err, BT_EEXISTS,
                             "cannot listen on %s: the port is in use by another process",
@@ -280,7 +297,9 @@ bt_status bt_rpc_server_bind(bt_rpc_server *server, bt_error *err)
                             "cannot listen on %s: another process serves this socket",
                             server->address);
     }
-    grpc_server_credentials *credentials = make_credentials();
+    grpc_server_credentials *credentials = server->has_tls
+                                               ? bt_rpc_tls_server_credentials(&server->tls)
+                                               : grpc_insecure_server_credentials_create();
     server->port = grpc_server_add_http2_port(server->core, server->address, credentials);
     grpc_server_credentials_release(credentials);
     if (server->port == 0) {
@@ -330,6 +349,15 @@ static void on_closed(bt_rpc_op *op, bool ok)
     bt_rpc_call_try_end(call);
 }
 
+static bool may_pass(bt_rpc_server *server, bt_rpc_call *call, grpc_slice method)
+{
+    char *path = grpc_slice_to_c_string(method);
+    const bool passes = server->guard(call, path, server->guard_ctx);
+    gpr_free(path);
+    BT_ASSERT(passes || call->last_wanted);
+    return passes;
+}
+
 static void begin_call(bt_rpc_server *server, request *req)
 {
     bt_rpc_call *call = bt_rpc_call_new(server->rpc);
@@ -353,6 +381,9 @@ static void begin_call(bt_rpc_server *server, request *req)
     };
     bt_rpc_call_batch(call, ops, BT_ARRAY_LEN(ops), &call->op_end);
 
+    if (server->guard != NULL && !may_pass(server, call, req->details.method)) {
+        return;
+    }
     const route *to = find_route(server, req->details.method);
     if (to == NULL) {
         bt_rpc_call_finish(call, BT_RPC_UNIMPLEMENTED, "no such method", NULL, 0);
@@ -498,6 +529,7 @@ void bt_rpc_server_destroy(bt_rpc_server *server)
     BT_ASSERT(server->calls == NULL);
     bt_timer_destroy(server->grace);
     grpc_server_destroy(server->core);
+    bt_rpc_tls_files_deinit(&server->tls);
     free(server->address);
     free(server);
 }
