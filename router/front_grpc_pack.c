@@ -312,7 +312,7 @@ static void fill_worker(const bt_router *router, const bt_router_worker *worker,
     to->name = (char *)(uintptr_t)hello->kv.name;
     to->role =
         (size_t)hello->role < BT_ARRAY_LEN(roles) ? roles[hello->role] : roles[BT_LINK_ROLE_BOTH];
-    to->state = worker->load.draining ? BATON__V1__WORKER_STATE__WORKER_STATE_DRAINING
+    to->state = bt_router_worker_is_draining(worker) ? BATON__V1__WORKER_STATE__WORKER_STATE_DRAINING
                 : bt_router_worker_is_alive(worker, now_ns, silence_ns)
                     ? BATON__V1__WORKER_STATE__WORKER_STATE_READY
                     : BATON__V1__WORKER_STATE__WORKER_STATE_SILENT;

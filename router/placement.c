@@ -14,6 +14,9 @@
  *   D  failed or lost                     retry without this D     recover without this D
  *   any: the request itself is wrong      fail                     fail
  *
+ * A third leg, FROM, is the decode worker that holds a stream while D pulls it (move.c): however it
+ * ends, D decides.
+ *
  * "Without" is a preference: with nobody else left, the policy takes a failed worker again.
  *
  * A retry and a recovery are one thing, the next attempt: its run has the prompt and the tokens so
@@ -120,7 +123,7 @@ static void fill_matches(bt_router_request *request, bt_router_worker_view *view
     }
 }
 
-static bool has_failed(const bt_router_request *request, uint64_t session)
+bool bt_router_request_has_failed(const bt_router_request *request, uint64_t session)
 {
     const uint32_t n = request->n_failed < BT_ROUTER_FAILED_MAX ? request->n_failed
                                                                 : (uint32_t)BT_ROUTER_FAILED_MAX;
@@ -134,7 +137,7 @@ static bool has_failed(const bt_router_request *request, uint64_t session)
 
 static void note_failed(bt_router_request *request, uint64_t session)
 {
-    if (session != 0 && !has_failed(request, session)) {
+    if (session != 0 && !bt_router_request_has_failed(request, session)) {
         request->failed[request->n_failed++ % BT_ROUTER_FAILED_MAX] = session;
     }
 }
@@ -146,15 +149,14 @@ typedef struct choice {
     uint32_t p_matched_tokens;
 } choice;
 
-static uint32_t count_output(const bt_router_request *request)
+uint32_t bt_router_request_count_output(const bt_router_request *request)
 {
     uint32_t n;
     (void)bt_router_reply_tokens(request->reply, &n);
     return n;
 }
 
-/* The next attempt has to report the prompt, with logprobs. */
-static bool wants_echo(const bt_router_request *request)
+bool bt_router_request_wants_echo(const bt_router_request *request)
 {
     return request->sampling.echo && bt_router_reply_lacks_prompt(request->reply);
 }
@@ -168,7 +170,7 @@ static bt_status choose(bt_router_request *request, uint32_t n_tokens, choice *o
     uint32_t slots[BT_ROUTER_WORKERS_MAX];
     const size_t n = bt_router_view(router, request->model_idx, true, views, slots);
     const bt_sampling *s = &request->sampling;
-    const bool scores_prompt = wants_echo(request) && s->logprobs;
+    const bool scores_prompt = bt_router_request_wants_echo(request) && s->logprobs;
     if (!scores_prompt) {
         fill_matches(request, views, slots, n);
     }
@@ -179,10 +181,10 @@ static bt_status choose(bt_router_request *request, uint32_t n_tokens, choice *o
         .prefill_only = s->max_tokens <= 1 + (n_tokens - request->n_prompt),
         .bypass_cache = scores_prompt,
     };
-    const bool has_begun = count_output(request) > 0;
+    const bool has_begun = bt_router_request_count_output(request) > 0;
     for (size_t i = 0; i < n; i++) {
         const bt_router_worker *worker = bt_router_registry_at(router->registry, slots[i]);
-        views[i].excluded = has_failed(request, worker->session);
+        views[i].excluded = bt_router_request_has_failed(request, worker->session);
         if (has_begun && memcmp(worker->hello.numerics_id, request->summary.numerics_id,
                                 BT_LINK_ID_BYTES) == 0) {
             wanted.has_numerics = true;
@@ -214,13 +216,14 @@ static bt_status choose(bt_router_request *request, uint32_t n_tokens, choice *o
 
 /* ------------------------------------------------------------------------------- legs ---- */
 
-static void open_leg(bt_router_leg *leg, bt_router_worker *worker, uint64_t prefill_tokens,
-                     uint64_t live_tokens)
+void bt_router_leg_open(bt_router_leg *leg, bt_router_worker *worker, uint32_t attempt,
+                        uint64_t prefill_tokens, uint64_t live_tokens)
 {
     *leg = (bt_router_leg){
         .worker = worker,
         .open = true,
         .used = true,
+        .attempt = attempt,
         .session = worker->session,
         .prefill_tokens = prefill_tokens,
         .live_tokens = live_tokens,
@@ -241,12 +244,23 @@ static void unbind_leg(bt_router_request *request, bt_router_leg *leg)
     bt_wake_ring(request->router->queue_wake);
 }
 
+bool bt_router_request_has_open_leg(const bt_router_request *request)
+{
+    for (int i = 0; i < BT_ROUTER_LEGS; i++) {
+        if (request->legs[i].open) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void bt_router_request_close_legs(bt_router_request *request)
 {
+    bt_router_move_end(request);
     for (int i = 0; i < BT_ROUTER_LEGS; i++) {
         bt_router_leg *leg = &request->legs[i];
         if (leg->open) {
-            bt_link_router_cancel(leg->worker->peer, request->id, request->attempt);
+            bt_link_router_cancel(leg->worker->peer, request->id, leg->attempt);
             unbind_leg(request, leg);
         }
     }
@@ -267,15 +281,14 @@ static void settle_prefill(bt_router_request *request)
 
 /* ------------------------------------------------------------------------------ place ---- */
 
-/* Prompt and tokens so far in one array; the caller frees it if it is not the prompt's own. */
-static bt_status collect_tokens(const bt_router_request *request, const int32_t **tokens,
-                                uint32_t *n, int32_t **to_free)
+bt_status bt_router_request_collect(const bt_router_request *request, const int32_t **tokens,
+                                    uint32_t *n, int32_t **to_free)
 {
     uint32_t n_prompt;
     uint32_t n_output;
     const int32_t *prompt = bt_router_prompt_tokens(request->prompt, &n_prompt);
     const int32_t *output = bt_router_reply_tokens(request->reply, &n_output);
-    if (wants_echo(request)) {
+    if (bt_router_request_wants_echo(request)) {
         n_output = 0;
     }
     *to_free = NULL;
@@ -304,7 +317,7 @@ static bt_status send_run(bt_router_request *request, bt_router_worker *worker,
         return status;
     }
     const uint64_t live = leg_idx == BT_ROUTER_LEG_D ? run->n_tokens : 0;
-    open_leg(&request->legs[leg_idx], worker, prefill_tokens, live);
+    bt_router_leg_open(&request->legs[leg_idx], worker, run->attempt, prefill_tokens, live);
     return BT_OK;
 }
 
@@ -312,7 +325,7 @@ static bt_status send_runs(bt_router_request *request, const choice *c, const in
                            uint32_t n_tokens)
 {
     bt_sampling sampling = request->sampling;
-    sampling.echo = wants_echo(request);
+    sampling.echo = bt_router_request_wants_echo(request);
     const uint64_t rest =
         n_tokens - (c->p_matched_tokens < n_tokens ? c->p_matched_tokens : n_tokens);
     const int64_t left_ns = request->deadline_ns - bt_clock_now_ns();
@@ -364,7 +377,7 @@ static bt_status send_runs(bt_router_request *request, const choice *c, const in
 static void note_numerics(bt_router_request *request, const choice *c)
 {
     const bt_router_worker *first = c->p != NULL ? c->p : c->d;
-    if (count_output(request) > 0 &&
+    if (bt_router_request_count_output(request) > 0 &&
         memcmp(request->summary.numerics_id, first->hello.numerics_id, BT_LINK_ID_BYTES) != 0) {
         request->summary.mixed_numerics = true;
     }
@@ -381,7 +394,7 @@ static bt_status try_once(bt_router_request *request)
     const int32_t *tokens;
     uint32_t n_tokens;
     int32_t *to_free;
-    bt_status status = collect_tokens(request, &tokens, &n_tokens, &to_free);
+    bt_status status = bt_router_request_collect(request, &tokens, &n_tokens, &to_free);
     if (status != BT_OK) {
         return status;
     }
@@ -390,7 +403,7 @@ static bt_status try_once(bt_router_request *request)
     if (status == BT_OK) {
         request->attempt++;
         request->n_fruitless++;
-        request->n_before = count_output(request);
+        request->n_before = bt_router_request_count_output(request);
         request->n_resumed = n_tokens - request->n_prompt;
         request->decode_done = false;
         memset(request->legs, 0, sizeof request->legs);
@@ -410,7 +423,7 @@ static bt_status try_once(bt_router_request *request)
 /* All attempts are used up. Refused for lack of room is the client's business: it may wait. */
 static void give_up(bt_router_request *request)
 {
-    const uint32_t n_output = count_output(request);
+    const uint32_t n_output = bt_router_request_count_output(request);
     if (n_output > 0) {
         bt_router_request_fail(request, BT_EPEER,
                                "the reply broke off after %" PRIu32 " tokens and could not be "
@@ -481,11 +494,12 @@ static bool is_the_requests_own(bt_status status)
 }
 
 /* What the prefill worker of the first attempt that got on said, for the usage. */
-static void keep_first_report(bt_router_request *request)
+void bt_router_request_keep_report(bt_router_request *request)
 {
     const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
     const bt_router_leg *leg = p->used ? p : &request->legs[BT_ROUTER_LEG_D];
-    if (request->n_recoveries == 0 && leg->has_report && leg->report.status == BT_OK) {
+    const bool is_first = request->n_recoveries == 0 && !request->has_first_report;
+    if (is_first && leg->has_report && leg->report.status == BT_OK) {
         request->first_report = leg->report;
         request->has_first_report = true;
     }
@@ -496,14 +510,14 @@ static void retry(bt_router_request *request, uint64_t bad_session)
     bt_router *router = request->router;
     note_failed(request, bad_session);
     bt_router_request_close_legs(request);
-    const uint32_t n_output = count_output(request);
+    const uint32_t n_output = bt_router_request_count_output(request);
     const bool is_recovery = n_output > request->n_before;
     if (is_recovery && request->n_recoveries >= router->options.recoveries_max) {
         give_up(request);
         return;
     }
     if (is_recovery) {
-        keep_first_report(request);
+        bt_router_request_keep_report(request);
         request->n_recoveries++;
         request->n_fruitless = 0;
     }
@@ -517,6 +531,25 @@ static void retry(bt_router_request *request, uint64_t bad_session)
            " generated_tokens=%" PRIu32 " why=\"%s\"",
            request->label, request->attempt, request->n_recoveries, n_output,
            request->last_failure.text);
+    bt_router_request_enqueue(request);
+    bt_wake_ring(router->queue_wake);
+}
+
+void bt_router_request_replace(bt_router_request *request, const char *why)
+{
+    bt_router *router = request->router;
+    const uint32_t n_output = bt_router_request_count_output(request);
+    if (n_output > request->n_before) {
+        bt_router_request_keep_report(request);
+        request->n_fruitless = 0;
+    } else if (request->n_fruitless > 0) {
+        request->n_fruitless--; /* it is no attempt's fault */
+    }
+    bt_router_request_close_legs(request);
+    bt_log(BT_INFO,
+           "request placed anew: req=%s attempt=%" PRIu32 " generated_tokens=%" PRIu32
+           " why=\"%s\"",
+           request->label, request->attempt, n_output, why);
     bt_router_request_enqueue(request);
     bt_wake_ring(router->queue_wake);
 }
@@ -554,7 +587,7 @@ static void leg_failed(bt_router_request *request, int leg_idx, bt_status status
     const bt_router_leg *leg = &request->legs[leg_idx];
     const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
     const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
-    const uint32_t n_output = count_output(request);
+    const uint32_t n_output = bt_router_request_count_output(request);
     request->last_failure_status =
         bt_error_set(&request->last_failure, status, "%s worker '%s': %.160s",
                      leg_idx == BT_ROUTER_LEG_P ? "prefill" : "decode", leg->name, text);
@@ -569,23 +602,24 @@ static void leg_failed(bt_router_request *request, int leg_idx, bt_status status
     if (complete_if_over(request)) {
         return;
     }
-    const bool peers_fault = leg_idx == BT_ROUTER_LEG_D && !is_lost && p->used &&
+    const bt_router_leg *from = &request->legs[BT_ROUTER_LEG_FROM];
+    const bt_router_leg *peer = from->used ? from : p;
+    const bool peers_fault = leg_idx == BT_ROUTER_LEG_D && !is_lost && peer->used &&
                              n_output <= request->n_resumed + 1 && /* D was not decoding yet */
                              bt_status_scope_of(status) == BT_STATUS_SCOPE_PEER;
-    retry(request, peers_fault ? p->session : leg->session);
+    retry(request, peers_fault ? peer->session : leg->session);
 }
 
 /* ----------------------------------------------------------------------------- events ---- */
 
-/* The open leg of a living request that an event is about, or NULL: it is late. */
-static bt_router_leg *find_leg(bt_router *router, const bt_router_worker *worker, bt_request_id id,
-                               uint32_t attempt, bt_router_request **out)
+bt_router_leg *bt_router_find_leg(bt_router *router, const bt_router_worker *worker,
+                                  bt_request_id id, uint32_t attempt, bt_router_request **out)
 {
     bt_router_request *request = bt_router_request_find(router, id);
-    if (request != NULL && request->attempt == attempt) {
+    if (request != NULL) {
         for (int i = 0; i < BT_ROUTER_LEGS; i++) {
             bt_router_leg *leg = &request->legs[i];
-            if (leg->open && leg->worker == worker) {
+            if (leg->open && leg->worker == worker && leg->attempt == attempt) {
                 *out = request;
                 return leg;
             }
@@ -613,7 +647,7 @@ static void finish_decode(bt_router_request *request)
 {
     const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
     const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
-    const bool has_token = count_output(request) > request->n_resumed;
+    const bool has_token = bt_router_request_count_output(request) > request->n_resumed;
     const bool is_whole = (has_token || request->sampling.max_tokens == 0) &&
                           !bt_router_reply_has_gap(request->reply);
     if (is_whole) {
@@ -631,7 +665,7 @@ static void finish_decode(bt_router_request *request)
 static void after_tokens(bt_router_request *request, bool is_prompt, uint32_t n_output_before)
 {
     bt_router *router = request->router;
-    const uint32_t n_output = count_output(request);
+    const uint32_t n_output = bt_router_request_count_output(request);
     if (n_output > n_output_before) {
         request->last_token_ns = bt_clock_now_ns();
     }
@@ -651,7 +685,7 @@ static void after_tokens(bt_router_request *request, bool is_prompt, uint32_t n_
         for (int i = 0; i < BT_ROUTER_LEGS; i++) {
             const bt_router_leg *leg = &request->legs[i];
             if (leg->open) {
-                bt_link_router_cancel(leg->worker->peer, request->id, request->attempt);
+                bt_link_router_cancel(leg->worker->peer, request->id, leg->attempt);
             }
         }
         bt_router_request_complete(request, BT_FINISH_STOP);
@@ -675,12 +709,12 @@ static void after_tokens(bt_router_request *request, bool is_prompt, uint32_t n_
 void bt_router_on_tokens(bt_router *router, bt_router_worker *worker, const bt_link_tokens *tokens)
 {
     bt_router_request *request;
-    bt_router_leg *leg = find_leg(router, worker, tokens->id, tokens->attempt, &request);
+    bt_router_leg *leg = bt_router_find_leg(router, worker, tokens->id, tokens->attempt, &request);
     if (leg == NULL || request->state == BT_ROUTER_REQUEST_ENDING) {
         return;
     }
     bt_status status;
-    const uint32_t n_output = count_output(request);
+    const uint32_t n_output = bt_router_request_count_output(request);
     if (tokens->is_prompt) {
         status =
             bt_router_reply_push_prompt(request->reply, tokens->first_index, tokens->results,
@@ -699,12 +733,14 @@ void bt_router_on_tokens(bt_router *router, bt_router_worker *worker, const bt_l
                        "tokens make no sense: req=%s worker=%s first_index=%" PRIu32 " n=%" PRIu32,
                        request->label, worker->hello.kv.name, tokens->first_index,
                        tokens->n_results);
-        bt_link_router_cancel(worker->peer, request->id, request->attempt);
-        const int leg_idx =
-            leg == &request->legs[BT_ROUTER_LEG_P] ? BT_ROUTER_LEG_P : BT_ROUTER_LEG_D;
+        bt_link_router_cancel(worker->peer, request->id, tokens->attempt);
+        const int leg_idx = (int)(leg - request->legs);
         unbind_leg(request, leg);
         leg_failed(request, leg_idx, BT_EPROTOCOL, "it sent tokens that make no sense", false);
         return;
+    }
+    if (request->move == BT_ROUTER_MOVE_PULLING && leg == &request->legs[BT_ROUTER_LEG_D]) {
+        bt_router_move_done(request);
     }
     after_tokens(request, tokens->is_prompt, n_output);
 }
@@ -713,8 +749,8 @@ void bt_router_on_tokens(bt_router *router, bt_router_worker *worker, const bt_l
 static void finish_prefill(bt_router_request *request, const bt_link_finished *finished)
 {
     const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
-    const bool has_token =
-        count_output(request) > request->n_resumed || request->sampling.max_tokens == 0;
+    const bool has_token = bt_router_request_count_output(request) > request->n_resumed ||
+                           request->sampling.max_tokens == 0;
     if (!has_token) {
         leg_failed(request, BT_ROUTER_LEG_P, BT_EPROTOCOL, "it finished without a token", false);
         return;
@@ -723,7 +759,7 @@ static void finish_prefill(bt_router_request *request, const bt_link_finished *f
         request->summary.has_stop_token = finished->has_stop_token;
         request->summary.stop_token = finished->stop_token;
         if (d->open) {
-            bt_link_router_cancel(d->worker->peer, request->id, request->attempt);
+            bt_link_router_cancel(d->worker->peer, request->id, d->attempt);
         }
         bt_router_request_complete(request, finished->reason == BT_FINISH_NONE ? BT_FINISH_LENGTH
                                                                                : finished->reason);
@@ -731,7 +767,7 @@ static void finish_prefill(bt_router_request *request, const bt_link_finished *f
     }
     if (request->decode_done) {
         finish_decode(request); /* what is missing now never comes */
-    } else if (!d->open) { /* D said that the first token was the last one */
+    } else if (!d->open) {      /* D said that the first token was the last one */
         leg_failed(request, BT_ROUTER_LEG_P, BT_EPROTOCOL, "it finished without a reason", false);
     }
 }
@@ -740,16 +776,21 @@ void bt_router_on_finished(bt_router *router, bt_router_worker *worker,
                            const bt_link_finished *finished)
 {
     bt_router_request *request;
-    bt_router_leg *leg = find_leg(router, worker, finished->id, finished->attempt, &request);
+    bt_router_leg *leg =
+        bt_router_find_leg(router, worker, finished->id, finished->attempt, &request);
     if (leg == NULL) {
         return;
     }
-    const int leg_idx = leg == &request->legs[BT_ROUTER_LEG_P] ? BT_ROUTER_LEG_P : BT_ROUTER_LEG_D;
+    const int leg_idx = (int)(leg - request->legs);
     leg->report = *finished;
     leg->has_report = true;
     unbind_leg(request, leg);
     if (request->state == BT_ROUTER_REQUEST_ENDING) {
         bt_router_request_check_ending(request);
+        return;
+    }
+    if (leg_idx == BT_ROUTER_LEG_FROM) {
+        bt_router_move_left(request);
         return;
     }
     if (finished->status != BT_OK) {
@@ -789,7 +830,11 @@ void bt_router_on_worker_lost(bt_router *router, bt_router_worker *worker, const
                 unbind_leg(request, leg);
                 char text[160];
                 snprintf(text, sizeof text, "it is gone: %.120s", reason);
-                leg_failed(request, k, BT_EPEER, text, true);
+                if (k == BT_ROUTER_LEG_FROM && request->state != BT_ROUTER_REQUEST_ENDING) {
+                    bt_router_move_left(request);
+                } else {
+                    leg_failed(request, k, BT_EPEER, text, true);
+                }
                 break; /* the request may be in other hands now */
             }
         }

@@ -260,6 +260,32 @@ bt_status bt_router_policy_place(const bt_router_worker_view *workers, size_t n_
     return too_long && !some_fit ? BT_EINVAL : BT_AGAIN;
 }
 
+bt_status bt_router_policy_move(const bt_router_worker_view *workers, size_t n_workers,
+                                const bt_router_policy_request *request,
+                                const bt_router_policy_options *options, uint32_t *d_idx)
+{
+    size_t best = n_workers;
+    uint64_t best_cost = 0;
+    for (size_t i = 0; i < n_workers; i++) {
+        const bt_router_worker_view *d = &workers[i];
+        const uint64_t room = (uint64_t)d->n_free_blocks * request->block_tokens;
+        if (!can_decode(d) || d->excluded ||
+            (!options->allow_mixed_numerics && d->numerics != request->numerics) ||
+            !fits(d, request, (uint64_t)request->prompt_tokens + request->max_tokens) ||
+            room < (uint64_t)request->prompt_tokens + request->block_tokens) {
+            continue;
+        }
+        const uint64_t cost = pull_cost(d, request) + decode_cost(d, request);
+        if (best == n_workers || cost < best_cost ||
+            (cost == best_cost && d->n_requests < workers[best].n_requests)) {
+            best = i;
+            best_cost = cost;
+        }
+    }
+    *d_idx = (uint32_t)best;
+    return best == n_workers ? BT_AGAIN : BT_OK;
+}
+
 bool bt_router_policy_can_serve(const bt_router_worker_view *workers, size_t n_workers,
                                 const bt_router_policy_options *options)
 {

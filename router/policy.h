@@ -22,7 +22,7 @@
 typedef enum bt_router_worker_role {
     BT_ROUTER_WORKER_ROLE_PREFILL,
     BT_ROUTER_WORKER_ROLE_DECODE,
-    BT_ROUTER_WORKER_ROLE_BOTH, /* takes whole requests alone: it serves no KV to others */
+    BT_ROUTER_WORKER_ROLE_BOTH, /* takes whole requests alone: it serves no prompt's KV to others */
 } bt_router_worker_role;
 
 typedef struct bt_router_worker_view {
@@ -76,6 +76,15 @@ BT_MUST_CHECK bt_status bt_router_policy_place(const bt_router_worker_view *work
                                                const bt_router_policy_request *request,
                                                const bt_router_policy_options *options,
                                                bt_router_placement *out);
+
+/* The decode worker that a running sequence moves to at the least cost, among those that are ready,
+ * not excluded, and have room for its prompt_tokens (all that are known) now. BT_AGAIN: there is
+ * none. O(n). */
+BT_MUST_CHECK bt_status bt_router_policy_move(const bt_router_worker_view *workers,
+                                              size_t n_workers,
+                                              const bt_router_policy_request *request,
+                                              const bt_router_policy_options *options,
+                                              uint32_t *d_idx);
 
 /* Whether some ready workers of the view could take a request of one token. */
 bool bt_router_policy_can_serve(const bt_router_worker_view *workers, size_t n_workers,

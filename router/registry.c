@@ -147,7 +147,13 @@ uint32_t bt_router_registry_count(const bt_router_registry *registry)
 
 bool bt_router_worker_is_alive(const bt_router_worker *worker, int64_t now_ns, int64_t silence_ns)
 {
-    return !is_free(worker) && now_ns - worker->report_ns <= silence_ns && !worker->load.draining;
+    return !is_free(worker) && now_ns - worker->report_ns <= silence_ns &&
+           !bt_router_worker_is_draining(worker);
+}
+
+bool bt_router_worker_is_draining(const bt_router_worker *worker)
+{
+    return worker->load.draining || worker->drain_asked;
 }
 
 static bt_router_worker_role role_of(const bt_link_hello *hello)

@@ -30,6 +30,7 @@ typedef struct bt_router_worker {
     bt_link_load load;
     int64_t attached_ns;
     int64_t report_ns; /* last load report, or attach */
+    bool drain_asked;  /* an operator wants it to go */
     /* bound by this router */
     uint32_t n_requests;
     uint64_t prefill_tokens; /* of requests without a first token */
@@ -60,6 +61,9 @@ void bt_router_registry_unbind(bt_router_worker *worker, uint64_t prefill_tokens
 bt_router_worker *bt_router_registry_at(const bt_router_registry *registry, uint32_t slot);
 
 uint32_t bt_router_registry_count(const bt_router_registry *registry);
+
+/* It takes nothing new: it says so, or it was asked to drain. */
+bool bt_router_worker_is_draining(const bt_router_worker *worker);
 
 /* Attached, heard of within silence_ns, not draining. */
 bool bt_router_worker_is_alive(const bt_router_worker *worker, int64_t now_ns, int64_t silence_ns);

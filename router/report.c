@@ -34,6 +34,8 @@ struct bt_router_meters {
     bt_counter *ends[N_ENDS];
     bt_counter *retries;
     bt_counter *recoveries;
+    bt_counter *moves;
+    bt_counter *moves_failed;
     bt_counter *prompt_tokens;
     bt_counter *cached_tokens;
     bt_counter *generated_tokens;
@@ -72,6 +74,12 @@ bt_status bt_router_meters_create(bt_metrics *m, bt_router_meters **out)
     meters->recoveries = bt_metrics_counter(
         m, "baton_router_recoveries_total",
         "Streams that had begun and were resumed on other workers.", BT_NO_LABELS);
+    meters->moves =
+        bt_metrics_counter(m, "baton_router_moves_total",
+                           "Streams handed on in mid-stream, by how.", BT_LABELS({"end", "done"}));
+    meters->moves_failed = bt_metrics_counter(m, "baton_router_moves_total",
+                                              "Streams handed on in mid-stream, by how.",
+                                              BT_LABELS({"end", "failed"}));
     meters->prompt_tokens = bt_metrics_counter(m, "baton_router_prompt_tokens_total",
                                                "Prompt tokens of requests.", BT_NO_LABELS);
     meters->cached_tokens =
@@ -272,6 +280,11 @@ void bt_router_report_retry(bt_router *router, bool is_recovery)
     if (is_recovery) {
         bt_counter_add(router->meters->recoveries, 1);
     }
+}
+
+void bt_router_report_move(bt_router *router, bool done)
+{
+    bt_counter_add(done ? router->meters->moves : router->meters->moves_failed, 1);
 }
 
 void bt_router_report_tick(bt_router *router)

@@ -652,8 +652,7 @@ static void enter_done(bt_router_request *request)
 
 void bt_router_request_check_ending(bt_router_request *request)
 {
-    if (request->state != BT_ROUTER_REQUEST_ENDING || request->legs[BT_ROUTER_LEG_P].open ||
-        request->legs[BT_ROUTER_LEG_D].open) {
+    if (request->state != BT_ROUTER_REQUEST_ENDING || bt_router_request_has_open_leg(request)) {
         return;
     }
     enter_done(request);
@@ -674,7 +673,7 @@ void bt_router_request_complete(bt_router_request *request, bt_finish_reason rea
     request->state = BT_ROUTER_REQUEST_ENDING;
     request->report_deadline_ns = bt_clock_now_ns() + (int64_t)BT_ROUTER_REPORT_WAIT_MS * ms_ns;
     bt_router_request_arm(request);
-    if (request->legs[BT_ROUTER_LEG_P].open || request->legs[BT_ROUTER_LEG_D].open) {
+    if (bt_router_request_has_open_leg(request)) {
         bt_router_request_notify(request); /* the last text need not wait for reports */
         return;
     }

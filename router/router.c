@@ -76,7 +76,11 @@ static bt_status on_worker_up(bt_link_peer *peer, const bt_link_hello *hello, vo
 static void on_load(bt_link_peer *peer, const bt_link_load *load, void *ctx)
 {
     bt_router *router = ctx;
-    bt_router_registry_report(bt_link_peer_ctx(peer), load, bt_clock_now_ns());
+    bt_router_worker *worker = bt_link_peer_ctx(peer);
+    bt_router_registry_report(worker, load, bt_clock_now_ns());
+    if (bt_router_worker_is_draining(worker)) {
+        bt_router_move_away(router, worker);
+    }
     if (router->queue_head != NULL) {
         bt_wake_ring(router->queue_wake);
     }
@@ -90,6 +94,11 @@ static void on_tokens(bt_link_peer *peer, const bt_link_tokens *tokens, void *ct
 static void on_finished(bt_link_peer *peer, const bt_link_finished *finished, void *ctx)
 {
     bt_router_on_finished(ctx, bt_link_peer_ctx(peer), finished);
+}
+
+static void on_parked(bt_link_peer *peer, const bt_link_parked *parked, void *ctx)
+{
+    bt_router_on_parked(ctx, bt_link_peer_ctx(peer), parked);
 }
 
 static void on_blocks(bt_link_peer *peer, bt_link_blocks_kind kind, const bt_block_hash *ids,
@@ -127,6 +136,7 @@ static const bt_link_router_callbacks link_callbacks = {
     .on_load = on_load,
     .on_tokens = on_tokens,
     .on_finished = on_finished,
+    .on_parked = on_parked,
     .on_blocks = on_blocks,
     .on_worker_down = on_worker_down,
 };

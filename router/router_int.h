@@ -42,15 +42,24 @@ typedef enum bt_router_request_state {
 enum {
     BT_ROUTER_LEG_P,
     BT_ROUTER_LEG_D,
+    BT_ROUTER_LEG_FROM, /* the decode worker that holds a moving request for D to pull */
     BT_ROUTER_LEGS,
 };
 
-/* A request's part on one worker, in its current attempt. */
+/* A stream on its way from one decode worker to another (move.c). */
+typedef enum bt_router_move {
+    BT_ROUTER_MOVE_NONE,
+    BT_ROUTER_MOVE_PARKING, /* D was asked to hold it */
+    BT_ROUTER_MOVE_PULLING, /* FROM holds it, D pulls */
+} bt_router_move;
+
+/* A request's part on one worker, in its current attempt (FROM: in the one before). */
 typedef struct bt_router_leg {
     bt_router_worker *worker; /* while open */
     bool open;                /* bound to the worker, which owes finished() */
     bool used;                /* the name and the numerics below hold */
     bool has_report;
+    uint32_t attempt;
     uint64_t session;
     uint64_t prefill_tokens; /* as bound */
     uint64_t live_tokens;
@@ -97,6 +106,9 @@ struct bt_router_request {
     uint32_t n_before;     /* output tokens released before this attempt */
     uint32_t n_resumed;    /* of them sent along: this attempt's first token has that index */
     bt_router_leg legs[BT_ROUTER_LEGS];
+    bt_router_move move;
+    uint32_t next_attempt; /* with a move: the one that pulls */
+    uint32_t n_moves;      /* times that another decode worker was told to pull it */
     bool has_first_report; /* of the prefill worker whose attempt was recovered from */
     bt_link_finished first_report;
     uint32_t n_failed; /* sessions that failed this request; the newest are kept */
@@ -217,6 +229,33 @@ void bt_router_requests_fail_all(bt_router *router, const char *why);
  * those behind it may be placed: no worker that is here could go on with what it has begun. */
 BT_MUST_CHECK bt_status bt_router_request_place(bt_router_request *request);
 
+/* What a move and a placement do alike. `attempt`: the run's, on that worker. */
+void bt_router_leg_open(bt_router_leg *leg, bt_router_worker *worker, uint32_t attempt,
+                        uint64_t prefill_tokens, uint64_t live_tokens);
+bool bt_router_request_has_open_leg(const bt_router_request *request);
+bool bt_router_request_has_failed(const bt_router_request *request, uint64_t session);
+
+/* Prompt and output so far in one array; the caller frees *to_free. BT_ENOMEM. */
+BT_MUST_CHECK bt_status bt_router_request_collect(const bt_router_request *request,
+                                                  const int32_t **tokens, uint32_t *n,
+                                                  int32_t **to_free);
+
+/* Output tokens so far. */
+uint32_t bt_router_request_count_output(const bt_router_request *request);
+
+/* The next attempt has to report the prompt, with logprobs. */
+bool bt_router_request_wants_echo(const bt_router_request *request);
+
+/* What this attempt's first report says is kept for the usage: another attempt follows. */
+void bt_router_request_keep_report(bt_router_request *request);
+
+/* The open leg of a living request that an event is about, or NULL: it is late. */
+bt_router_leg *bt_router_find_leg(bt_router *router, const bt_router_worker *worker,
+                                  bt_request_id id, uint32_t attempt, bt_router_request **out);
+
+/* Places it anew, though nobody failed it: its worker is wanted for nothing new. */
+void bt_router_request_replace(bt_router_request *request, const char *why);
+
 /* Unbinds open legs, and tells their workers to stop. */
 void bt_router_request_close_legs(bt_router_request *request);
 
@@ -236,6 +275,23 @@ size_t bt_router_view(const bt_router *router, uint32_t model_idx, bool need_roo
 bt_router_policy_options bt_router_policy_options_of(const bt_router *router);
 bool bt_router_model_is_ready(const bt_router *router, uint32_t model_idx);
 
+/* ---- move.c ---- */
+
+/* The worker takes nothing new (or is to get rid of what it has): sees to it that its decode
+ * runs go on elsewhere, some at a time. Cheap; from every load report of such a worker. */
+void bt_router_move_away(bt_router *router, bt_router_worker *worker);
+
+void bt_router_on_parked(bt_router *router, bt_router_worker *worker, const bt_link_parked *parked);
+
+/* D has said something: it has what it was to pull. */
+void bt_router_move_done(bt_router_request *request);
+
+/* FROM's run is over, or its worker is lost: D decides. */
+void bt_router_move_left(bt_router_request *request);
+
+/* Legs are about to be closed. */
+void bt_router_move_end(bt_router_request *request);
+
 /* ---- report.c ---- */
 BT_MUST_CHECK bt_status bt_router_meters_create(bt_metrics *metrics, bt_router_meters **out);
 void bt_router_meters_destroy(bt_router_meters *meters);
@@ -246,6 +302,7 @@ void bt_router_report_end(bt_router_request *request);
 /* A request was refused before it had a slot. */
 void bt_router_report_refusal(bt_router *router, bt_status status);
 void bt_router_report_retry(bt_router *router, bool is_recovery);
+void bt_router_report_move(bt_router *router, bool done);
 
 /* Gauges of now. */
 void bt_router_report_tick(bt_router *router);

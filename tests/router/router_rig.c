@@ -83,6 +83,24 @@ void rig_wait_runs(rig_worker *w, uint32_t n)
     rig_wait(w->rig, has_counted, &c);
 }
 
+typedef struct park_wait {
+    const rig_worker *w;
+    uint32_t run;
+    uint32_t n;
+} park_wait;
+
+static bool has_parks(void *ctx)
+{
+    const park_wait *wait = ctx;
+    return wait->w->n_runs > wait->run && wait->w->runs[wait->run].n_parks >= wait->n;
+}
+
+void rig_wait_parks(rig_worker *w, uint32_t run, uint32_t n)
+{
+    park_wait wait = {w, run, n};
+    rig_wait(w->rig, has_parks, &wait);
+}
+
 void rig_wait_cancels(rig_worker *w, uint32_t n)
 {
     counting c = {&w->n_cancels, n};
@@ -282,7 +300,7 @@ static void echo_prompt(rig_worker *w, const rig_run *run)
 static void advance(rig_worker *w, rig_run *run)
 {
     const bool is_prefill = run->mode == BT_LINK_MODE_PREFILL;
-    while (!run->finished && !run->cancelled) {
+    while (!run->finished && !run->cancelled && !run->parked) {
         const uint32_t n_made = run->next_index;
         if (run->max_tokens == 0) {
             finish(w, run, BT_OK, BT_FINISH_LENGTH);
@@ -362,6 +380,58 @@ static void on_cancel(bt_request_id id, uint32_t attempt, void *ctx)
     bt_link_worker_flush(w->link);
 }
 
+void rig_say_parked(rig_worker *w, rig_run *run, bt_status status)
+{
+    bt_link_parked parked = {
+        .id = run->id,
+        .attempt = run->attempt,
+        .status = status,
+        .generated_tokens = run->next_index,
+    };
+    if (status != BT_OK) {
+        (void)bt_error_set(&parked.error, status, "as the test wants it");
+    }
+    run->parked = status == BT_OK;
+    bt_link_worker_parked(w->link, &parked);
+    bt_link_worker_flush(w->link);
+}
+
+void rig_drain(rig_worker *w)
+{
+    w->load.draining = true;
+    bt_link_worker_load(w->link, &w->load);
+    bt_link_worker_flush(w->link);
+}
+
+static void on_park(bt_request_id id, uint32_t attempt, uint32_t next_attempt, void *ctx)
+{
+    rig_worker *w = ctx;
+    rig_run *run = find_run(w, id, attempt);
+    assert_non_null(run);
+    run->n_parks++;
+    run->next_attempt = next_attempt;
+    if (!w->hold_park) {
+        rig_say_parked(w, run, w->park);
+    }
+}
+
+static void on_resume(bt_request_id id, uint32_t attempt, void *ctx)
+{
+    rig_worker *w = ctx;
+    rig_run *run = find_run(w, id, attempt);
+    assert_non_null(run);
+    assert_true(run->parked);
+    run->parked = false;
+    run->n_resumes++;
+    advance(w, run);
+}
+
+static void on_drain(void *ctx)
+{
+    rig_worker *w = ctx;
+    w->n_drains++;
+}
+
 static void on_router_up(uint32_t router, void *ctx)
 {
     (void)router;
@@ -379,6 +449,9 @@ static void on_router_down(uint32_t router, const char *reason, void *ctx)
 static const bt_link_worker_callbacks worker_callbacks = {
     .on_run = on_run,
     .on_cancel = on_cancel,
+    .on_park = on_park,
+    .on_resume = on_resume,
+    .on_drain = on_drain,
     .on_router_up = on_router_up,
     .on_router_down = on_router_down,
 };
@@ -408,7 +481,7 @@ rig_worker *rig_dial(rig *r, const bt_link_hello *hello)
 {
     assert_true(r->n_workers < RIG_WORKERS_MAX);
     rig_worker *w = &r->workers[r->n_workers++];
-    *w = (rig_worker){.rig = r, .hello = *hello};
+    *w = (rig_worker){.rig = r, .hello = *hello, .load = {.blocks_free = hello->pool_blocks}};
     char address[32];
     snprintf(address, sizeof address, "127.0.0.1:%d", bt_router_attach_port(r->router));
     const char *const routers[] = {address};
@@ -423,6 +496,7 @@ rig_worker *rig_dial(rig *r, const bt_link_hello *hello)
     };
     bt_error err;
     assert_int_equal(bt_link_worker_create(r->loop, r->rpc, &options, &w->link, &err), BT_OK);
+    bt_link_worker_load(w->link, &w->load);
     return w;
 }
 

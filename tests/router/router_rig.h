@@ -44,6 +44,10 @@ typedef struct rig_run {
     int64_t deadline_left_ns;
     int32_t tokens[64];  /* the first of them */
     uint32_t next_index; /* to emit */
+    uint32_t n_parks;    /* times it was asked to park */
+    uint32_t next_attempt;
+    bool parked; /* stands still */
+    uint32_t n_resumes;
     bool cancelled;
     bool finished;
 } rig_run;
@@ -67,6 +71,10 @@ typedef struct rig_worker {
     bool wrong_duplicates;  /* D sends a wrong token 0 after the right one */
     uint32_t n_top;         /* entries of top logprobs */
     uint32_t cached_tokens; /* as reported */
+    bool hold_park;         /* says nothing when asked to park */
+    bt_status park;         /* answers with this when asked to park */
+    bt_link_load load;      /* as reported; all blocks are free at first */
+    uint32_t n_drains;      /* times it was told to drain */
     rig_run runs[RIG_RUNS_MAX];
     uint32_t n_runs;
     uint32_t n_cancels;
@@ -144,6 +152,12 @@ void rig_resume(rig_worker *w, uint32_t emit_max);
 void rig_say_tokens(rig_worker *w, const rig_run *run, uint32_t index, const char *text);
 void rig_say_finished(rig_worker *w, rig_run *run, bt_status status, bt_finish_reason reason);
 
+/* The answer to a park. */
+void rig_say_parked(rig_worker *w, rig_run *run, bt_status status);
+
+/* Reports that it takes nothing new. */
+void rig_drain(rig_worker *w);
+
 /* Of every worker's output token of that index. */
 float rig_logprob(uint32_t index);
 
@@ -151,6 +165,7 @@ float rig_logprob(uint32_t index);
 void rig_wait(rig *r, bool (*cond)(void *ctx), void *ctx);
 void rig_wait_runs(rig_worker *w, uint32_t n);
 void rig_wait_cancels(rig_worker *w, uint32_t n);
+void rig_wait_parks(rig_worker *w, uint32_t run, uint32_t n);
 void rig_wait_done(rig_client *c);
 void rig_wait_tokens(rig_client *c, uint32_t n);
 void rig_wait_ready(rig *r, bool ready);
