@@ -225,8 +225,8 @@ static bt_status explain_bind(const bt_rpc_server *server, bt_error *err)
     const int error = find_bind_error(server->address);
     if (error == 0 && server->has_tls) {
         return bt_error_set(err, BT_EINVAL,
-                            "cannot listen on %s with TLS: certificate '%s' and key '%s' do not go "
-                            "together, or gRPC cannot read them",
+                            "cannot listen on %s with TLS: certificate and key do not go together, "
+                            "or gRPC cannot read them: '%s', '%s'",
                             server->address, server->tls.paths.cert, server->tls.paths.key);
     }
     if (error == EADDRINUSE) {
