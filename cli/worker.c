@@ -40,6 +40,7 @@ typedef struct worker_options {
     const char *kv_advertise_host;
     const char *kv_socket;
     int kv_transport;
+    int kv_auth;
     uint64_t kv_rate_limit_bytes_s;
     int64_t lease_ns;
     bt_process_options process;
@@ -55,6 +56,9 @@ static const bt_kv_transport transport_of[] = {
     BT_KV_TRANSPORT_SHM,
     BT_KV_TRANSPORT_TCP,
 };
+
+static const char *const auths[] = {"auto", "frames", "full", NULL};
+static const bt_kv_auth auth_of[] = {BT_KV_AUTH_AUTO, BT_KV_AUTH_FRAMES, BT_KV_AUTH_FULL};
 
 #define FIELD(field) offsetof(worker_options, field)
 
@@ -205,6 +209,16 @@ static const bt_config_option options_table[] = {
      .choices = transports,
      .help = "Decode: how to pull; auto is shm on one host and tcp otherwise.",
      .offset = FIELD(kv_transport)},
+    {.name = "kv-auth",
+     .type = BT_CONFIG_ENUM,
+     .group = "KV transfer",
+     .fallback = "auto",
+     .choices = auths,
+     .help = "What is authenticated with the cluster key over tcp: 'frames' (all that steers a "
+             "transfer), or 'full' (KV blocks too, at a third of the speed on a fast link). The "
+             "stricter of both workers' wishes holds; auto is frames on a loopback address and "
+             "full on any other.",
+     .offset = FIELD(kv_auth)},
     {.name = "kv-rate-limit",
      .type = BT_CONFIG_BYTES,
      .group = "KV transfer",
@@ -453,6 +467,7 @@ static bt_worker_options options_of(worker_process *w)
                                  ? o->kv_advertise_host
                                  : NULL,
         .kv_transport = transport_of[o->kv_transport],
+        .kv_auth = auth_of[o->kv_auth],
         .lease_ms = (uint32_t)(o->lease_ns / 1000000),
         .kv_rate_limit_bytes_s = o->kv_rate_limit_bytes_s,
         .metrics = w->process.metrics,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared memory is a memfd whose size is sealed before anybody else sees it: a peer
- * that maps it can rely on every page being there.
+ * that maps it can rely on every page being there. Our own mapping is the last one that can be
+ * written (F_SEAL_FUTURE_WRITE, Linux 5.1; older kernels leave it at the size).
  *
  * Pages are taken with MADV_POPULATE_WRITE (Linux 5.14), which reports a lack as an
  * error and leaves contents alone; older kernels get a loop that rewrites one byte of
@@ -32,6 +33,10 @@ enum {
     FILE_BYTES_MAX = 16384, /* of the files of /proc and /sys that are read here */
     PATH_BYTES_MAX = 4096,
 };
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -103,6 +108,13 @@ bt_status bt_alloc_map_anon(size_t bytes, bt_mapping *out, bt_error *err)
     return BT_OK;
 }
 
+static bool seal(int fd)
+{
+    const int size = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    return fcntl(fd, F_ADD_SEALS, size | F_SEAL_FUTURE_WRITE) == 0 ||
+           (errno == EINVAL && fcntl(fd, F_ADD_SEALS, size) == 0);
+}
+
 /* A sealed, mapped memfd, or the errno of what failed. */
 static int make_memfd(const char *name, size_t bytes, unsigned extra_flags, bt_mapping *out)
 {
@@ -110,12 +122,16 @@ static int make_memfd(const char *name, size_t bytes, unsigned extra_flags, bt_m
     if (fd < 0) {
         return errno;
     }
-    if (ftruncate(fd, (off_t)bytes) == 0 &&
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
+    if (ftruncate(fd, (off_t)bytes) == 0) {
         void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (base != MAP_FAILED) {
+        if (base != MAP_FAILED && seal(fd)) {
             *out = (bt_mapping){.base = base, .bytes = bytes, .fd = fd};
             return 0;
+        }
+        if (base != MAP_FAILED) {
+            const int error = errno;
+            (void)munmap(base, bytes);
+            errno = error;
         }
     }
     const int error = errno;

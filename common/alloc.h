@@ -38,8 +38,8 @@ typedef struct bt_memfd_options {
     bool touch; /* take every page now, so that a lack shows here and not as SIGBUS later */
 } bt_memfd_options;
 
-/* Shared memory with a descriptor to hand to other processes, zeroed, its size sealed (it
- * can neither shrink nor grow). BT_ENOMEM: also when `touch` finds too little. */
+/* Shared memory with a descriptor to hand to other processes, zeroed, sealed: it can neither
+ * shrink nor grow, and only this mapping of it can be written. BT_ENOMEM: also when `touch` finds too little. */
 BT_MUST_CHECK bt_status bt_alloc_map_memfd(const bt_memfd_options *options, bt_mapping *out,
                                            bt_error *err);
 

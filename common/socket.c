@@ -2,7 +2,10 @@
 /* Plain system calls; an errno becomes a status here and a text for the person who
  * wrote the address.
  *
- * Unix socket files outlive their servers. Before binding over one, listen() connects
+ * Unix socket files are for their user alone: fchmod() on the socket before bind() decides the
+ * file's mode on Linux, so that it never is another one, whatever the umask.
+ *
+ * They outlive their servers. Before binding over one, listen() connects
  * to it: refused means that nobody serves it, and only then it is removed. */
 #include "common/socket.h"
 
@@ -301,6 +304,11 @@ bt_status bt_socket_listen(const char *text, int *fd, bt_error *err)
          * another listener. */
         const int on = 1;
         (void)setsockopt(sock, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    }
+    if (is_unix && fchmod(sock, S_IRUSR | S_IWUSR) != 0) {
+        const int error = errno;
+        (void)close(sock);
+        return listen_failed(text, error, err);
     }
     int rc = bind(sock, sockaddr_of(&address), address.len);
     if (rc != 0 && errno == EADDRINUSE && is_unix) {

@@ -42,7 +42,7 @@ bool bt_socket_address_is_unix(const bt_socket_address *address);
  * for what is no address. Resolves names. */
 bool bt_socket_is_local(const char *text);
 
-/* Listens. A dead unix socket file is replaced. BT_EEXISTS: the port or path is in use;
+/* Listens. A unix socket's file gets mode 0600; a dead one is replaced. BT_EEXISTS: the port or path is in use;
  * BT_EPERMISSION; BT_EINVAL; BT_EIO. */
 BT_MUST_CHECK bt_status bt_socket_listen(const char *text, int *fd, bt_error *err);
 

@@ -529,6 +529,7 @@ static bt_status make_sink(bt_decode_worker *worker, bt_loop *loop, bt_error *er
         .pool_base = bt_kv_pool_base(pool),
         .n_blocks = bt_kv_pool_n_blocks(pool),
         .transport = o->kv_transport,
+        .auth = o->kv_auth,
         .loopback = o->kv_loopback,
         .max_transfers = o->requests_max,
         .max_transfer_blocks = bt_worker_sequence_blocks(worker->base),

@@ -3,8 +3,11 @@
  * whose memfd comes with the WELCOME. The mapping lives as long as the connection, so a peer
  * that is gone keeps no memory here.
  *
- * Only the same user may connect (SO_PEERCRED), in either direction: whoever binds our path
- * first, or dials us, under another user gets nothing. */
+ * Only the same user or root may be at the other end (SO_PEERCRED), in either direction: whoever
+ * binds our path first, or dials us, under another user gets nothing. A path's file has mode
+ * 0600; an abstract name has no file, and the credentials are all it has. Both come before
+ * the handshake that proves the cluster key (session.h), and the memfd after it: sealed, so
+ * that it can neither shrink nor be mapped for writing by whoever gets hold of it. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,10 +21,10 @@ static bt_stream *stream_of(bt_conn *conn)
     return bt_container_of(conn, bt_stream, conn);
 }
 
-static bool is_own_user(int fd)
+static bool is_trusted_user(int fd)
 {
     uint32_t uid = 0;
-    return bt_socket_peer_uid(fd, &uid) == BT_OK && uid == (uint32_t)geteuid();
+    return bt_socket_peer_uid(fd, &uid) == BT_OK && (uid == (uint32_t)geteuid() || uid == 0);
 }
 
 static void unix_address(const bt_kv_peer *peer, char out[BT_SOCKET_TEXT_BYTES])
@@ -60,7 +63,7 @@ static bt_status shm_connect(const bt_transport_env *env, const bt_kv_peer *peer
 
 static bt_status shm_start(bt_conn *conn, bt_conn_fn fn, void *ctx)
 {
-    if (!is_own_user(stream_of(conn)->fd)) {
+    if (!is_trusted_user(stream_of(conn)->fd)) {
         return BT_EPERMISSION;
     }
     return bt_stream_start(conn, fn, ctx);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connecting needs no state: a socket that is not connected yet takes no bytes (BT_AGAIN),
+/* Accepting pauses for PAUSE_MS when there is no descriptor or memory for one more connection:
+ * it stays in the queue, and the loop would call again at once, for ever.
+ *
+ * Connecting needs no state: a socket that is not connected yet takes no bytes (BT_AGAIN),
  * turns writable when it is, and answers the first send with the error when it failed. */
 #include "kvtransfer/stream_int.h"
 
@@ -10,6 +13,8 @@
 
 #include "common/check.h"
 #include "common/socket.h"
+
+enum { PAUSE_MS = 100 };
 
 static bt_stream *stream_of(bt_conn *conn)
 {
@@ -30,18 +35,40 @@ static bt_stream *create_stream(const bt_transport_ops *ops, bt_loop *loop, int 
     return stream;
 }
 
+static void pause_accepting(bt_stream_listener *listener, const char *reason)
+{
+    bt_log_limited(&listener->pause_limit, 1, BT_ERROR,
+                   "kv connections wait: transport=%s reason=\"%s\" retry_ms=%d",
+                   listener->listener.ops->name, reason, PAUSE_MS);
+    bt_watch_set(listener->watch, 0);
+    bt_timer_start(listener->pause, PAUSE_MS, 0);
+}
+
+static void on_pause_over(void *ctx)
+{
+    bt_stream_listener *listener = ctx;
+    bt_watch_set(listener->watch, BT_WATCH_READ);
+}
+
 static void on_acceptable(int fd, int events, void *ctx)
 {
     (void)events;
     bt_stream_listener *listener = ctx;
     int conn_fd = -1;
     /* One a turn: the loop calls again while more are waiting. */
-    if (bt_socket_accept(fd, &conn_fd) != BT_OK) {
+    const bt_status status = bt_socket_accept(fd, &conn_fd);
+    if (status == BT_AGAIN) {
+        return;
+    }
+    if (status != BT_OK) {
+        pause_accepting(listener, status == BT_EEXHAUSTED ? "no descriptor is left: raise ulimit -n"
+                                                          : bt_status_text(status));
         return;
     }
     bt_stream *stream = create_stream(listener->listener.ops, listener->loop, conn_fd);
     if (!stream) {
         bt_socket_close(conn_fd);
+        pause_accepting(listener, "out of memory");
         return;
     }
     listener->fn(&stream->conn, listener->ctx);
@@ -63,6 +90,9 @@ bt_status bt_stream_listen(const bt_transport_ops *ops, bt_loop *loop, const cha
         goto fail_alloc;
     }
     status = bt_watch_create(loop, listener->fd, on_acceptable, listener, &listener->watch);
+    if (status == BT_OK) {
+        status = bt_timer_create(loop, on_pause_over, listener, &listener->pause);
+    }
     if (status != BT_OK) {
         (void)bt_error_set(err, status, "cannot watch '%s'", address);
         goto fail_socket;
@@ -72,6 +102,7 @@ bt_status bt_stream_listen(const bt_transport_ops *ops, bt_loop *loop, const cha
     return BT_OK;
 
 fail_socket:
+    bt_watch_destroy(listener->watch);
     bt_socket_close(listener->fd);
 fail_alloc:
     free(listener);
@@ -81,6 +112,7 @@ fail_alloc:
 void bt_stream_unlisten(bt_listener *base)
 {
     bt_stream_listener *listener = bt_container_of(base, bt_stream_listener, listener);
+    bt_timer_destroy(listener->pause);
     bt_watch_destroy(listener->watch);
     bt_socket_close(listener->fd);
     free(listener);

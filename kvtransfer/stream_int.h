@@ -8,6 +8,7 @@
 #define BT_KVTRANSFER_STREAM_INT_H
 
 #include "common/alloc.h"
+#include "common/log.h"
 #include "kvtransfer/transport.h"
 
 typedef struct bt_stream {
@@ -28,6 +29,8 @@ typedef struct bt_stream_listener {
     bt_loop *loop;
     int fd;
     bt_watch *watch;
+    bt_timer *pause; /* no descriptors were left: look again when it is over */
+    bt_log_limit pause_limit;
     bt_accept_fn fn;
     void *ctx;
 } bt_stream_listener;

@@ -12,7 +12,8 @@
  * run, gives its readers up and then calls released. The engine owns the blocks from STARTED
  * until RELEASE, so every path past STARTED posts exactly one RELEASE: in released(), or,
  * when there is no source to wait for, where the run is stopped. A run stopped while waiting has no
- * STARTED: CANCEL alone brings DONE. Both can cross in the queues, and both ways end well.
+ * STARTED: CANCEL alone brings DONE. Both can cross in the queues, and both ways end well. A pull
+ * that waits for a run which is stopped before its offer is refused.
  *
  * When the puller goes away before the token is sampled, the rest of the prompt is not computed. A
  * run without a puller (a request for one token, or for the scores of its prompt) is never
@@ -79,7 +80,13 @@ static void on_stop(bt_worker_run *run, void *ctx)
     if (run->in_transfer) {
         /* NOTFOUND: released already, its callback is on its way. */
         (void)bt_kv_source_cancel(worker->source, transfer_of(run), run->status, run->error.text);
-    } else if (run->lent) {
+        return;
+    }
+    if (run->has_peer) {
+        /* EEXISTS: it was offered, and its puller has been told. */
+        (void)bt_kv_source_refuse(worker->source, transfer_of(run), run->status, run->error.text);
+    }
+    if (run->lent) {
         post_release(worker, run);
     }
 }

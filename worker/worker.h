@@ -48,6 +48,7 @@ typedef struct bt_worker_options {
     const char *kv_unix;   /* path or "@name" for peers on this host; NULL: no shm */
     const char *kv_advertise_host;  /* NULL: the host of kv_tcp */
     bt_kv_transport kv_transport;   /* decode: AUTO, or pin one */
+    bt_kv_auth kv_auth;             /* of KV parts over tcp, the least; AUTO */
     bt_kv_loopback *kv_loopback;    /* NULL: none */
     uint32_t kv_peers_max;          /* KV connections; 64 */
     uint32_t lease_ms;              /* BT_KV_LEASE_MS */

@@ -384,6 +384,7 @@ bt_kv_source_options bt_worker_source_options(const bt_worker *worker)
         .tcp_address = o->kv_tcp,
         .shm_address = o->kv_unix,
         .advertise_host = o->kv_advertise_host,
+        .auth = o->kv_auth,
         .loopback = o->kv_loopback,
         .max_transfers = o->requests_max,
         .max_transfer_blocks = bt_worker_sequence_blocks(worker),

@@ -86,6 +86,35 @@ static void shared_memory_is_sealed_and_seen_by_a_reader(void **state)
     bt_alloc_unmap(&pool);
 }
 
+/* A peer that has the descriptor, or opens it again for writing, gets no way to write; our own
+ * mapping goes on to be written, touched and seen. */
+static void only_the_owner_writes_shared_memory(void **state)
+{
+    (void)state;
+    const bt_memfd_options options = {.name = "test-pool", .bytes = 8192};
+    bt_mapping pool;
+    char path[64];
+    assert_int_equal(bt_alloc_map_memfd(&options, &pool, NULL), BT_OK);
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", pool.fd);
+    const int again = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(again >= 0);
+    const int fds[] = {pool.fd, again};
+    for (size_t i = 0; i < BT_ARRAY_LEN(fds); i++) {
+        assert_ptr_equal(mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fds[i], 0),
+                         MAP_FAILED);
+        assert_int_equal(pwrite(fds[i], "x", 1, 0), -1);
+        void *reader = mmap(NULL, 8192, PROT_READ, MAP_SHARED, fds[i], 0);
+        assert_true(reader != MAP_FAILED);
+        assert_int_equal(mprotect(reader, 8192, PROT_READ | PROT_WRITE), -1);
+        ((unsigned char *)pool.base)[5000] = (unsigned char)(7 + i);
+        assert_int_equal(((const unsigned char *)reader)[5000], 7 + i);
+        assert_int_equal(munmap(reader, 8192), 0);
+    }
+    assert_int_equal(bt_alloc_touch(&pool, NULL), BT_OK);
+    assert_int_equal(close(again), 0);
+    bt_alloc_unmap(&pool);
+}
+
 /* With reserved pages or without: the answer is a mapping either way. */
 static void huge_pages_are_a_wish(void **state)
 {
@@ -231,6 +260,7 @@ int main(void)
         cmocka_unit_test(heap_memory_is_aligned_and_zeroed),
         cmocka_unit_test(anonymous_mappings_begin_at_a_huge_page),
         cmocka_unit_test(shared_memory_is_sealed_and_seen_by_a_reader),
+        cmocka_unit_test(only_the_owner_writes_shared_memory),
         cmocka_unit_test(huge_pages_are_a_wish),
         cmocka_unit_test(absurd_pools_are_refused_before_they_are_touched),
         cmocka_unit_test(a_peers_descriptor_is_checked),

@@ -196,6 +196,39 @@ static void a_dead_socket_file_is_replaced_a_live_one_is_not(void **state)
     assert_int_equal(unlink(path + 5), 0);
 }
 
+static void a_socket_file_is_its_users_alone(void **state)
+{
+    (void)state;
+    char path[64];
+    int fd;
+    struct stat st;
+    make_path(path, "mode");
+    const mode_t before = umask(0);
+    assert_int_equal(bt_socket_listen(path, &fd, NULL), BT_OK);
+    (void)umask(before);
+    assert_int_equal(stat(path + 5, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    bt_socket_close(fd);
+    assert_int_equal(unlink(path + 5), 0);
+}
+
+static void local_addresses_are_told_from_others(void **state)
+{
+    (void)state;
+    static const char *const local[] = {"127.0.0.1:1",         "127.3.2.1:0",      "[::1]:80",
+                                        "localhost:7000",      "unix:/run/x.sock", "unix:@x",
+                                        "[::ffff:127.0.0.1]:1"};
+    static const char *const other[] = {"0.0.0.0:1",   "*:1",        ":1",
+                                        "[::]:1",      "10.0.0.1:1", "[fe80::1]:1",
+                                        "128.0.0.1:1", "nonsense",   ""};
+    for (size_t i = 0; i < BT_ARRAY_LEN(local); i++) {
+        assert_true(bt_socket_is_local(local[i]));
+    }
+    for (size_t i = 0; i < BT_ARRAY_LEN(other); i++) {
+        assert_false(bt_socket_is_local(other[i]));
+    }
+}
+
 static void a_descriptor_passes_with_its_bytes(void **state)
 {
     (void)state;
@@ -307,6 +340,8 @@ int main(void)
         cmocka_unit_test(a_port_in_use_is_an_error_that_says_so),
         cmocka_unit_test(nobody_there_is_a_lost_peer),
         cmocka_unit_test(a_dead_socket_file_is_replaced_a_live_one_is_not),
+        cmocka_unit_test(a_socket_file_is_its_users_alone),
+        cmocka_unit_test(local_addresses_are_told_from_others),
         cmocka_unit_test(a_descriptor_passes_with_its_bytes),
         cmocka_unit_test(a_peer_that_sends_many_descriptors_leaks_none),
         cmocka_unit_test(the_boot_has_one_id),
