@@ -75,12 +75,17 @@ static void on_metrics(bt_http_request *request, void *ctx)
     free(text);
 }
 
+/* The loop has ticked lately, or does not tick yet. */
+static bool is_moving(const bt_process *process)
+{
+    const int64_t alive_ns = atomic_load_explicit(&process->alive_ns, memory_order_relaxed);
+    return alive_ns == 0 || (bt_clock_now_ns() - alive_ns) / 1000000000 <= SILENCE_S_MAX;
+}
+
 static void on_healthz(bt_http_request *request, void *ctx)
 {
-    bt_process *process = ctx;
-    const int64_t alive_ns = atomic_load_explicit(&process->alive_ns, memory_order_relaxed);
-    const int64_t silent_s = alive_ns == 0 ? 0 : (bt_clock_now_ns() - alive_ns) / 1000000000;
-    if (silent_s > SILENCE_S_MAX) {
+    const bt_process *process = ctx;
+    if (!is_moving(process)) {
         bt_http_respond_text(request, 503, "the loop does not move\n");
     } else {
         bt_http_respond_text(request, 200, "ok\n");
@@ -90,8 +95,10 @@ static void on_healthz(bt_http_request *request, void *ctx)
 static void on_readyz(bt_http_request *request, void *ctx)
 {
     bt_process *process = ctx;
-    const bool ready = atomic_load_explicit(&process->ready, memory_order_relaxed);
-    const char *why = atomic_load_explicit(&process->health_text, memory_order_relaxed);
+    const bool moves = is_moving(process);
+    const bool ready = moves && atomic_load_explicit(&process->ready, memory_order_relaxed);
+    const char *why = moves ? atomic_load_explicit(&process->health_text, memory_order_relaxed)
+                            : "the loop does not move";
     char text[160];
     snprintf(text, sizeof text, "%s\n", ready ? "ready" : why);
     bt_http_respond_text(request, ready ? 200 : 503, text);

@@ -20,7 +20,13 @@ typedef struct router_options {
     uint64_t request_bytes_max;
     int64_t request_time_ns;
     int64_t queue_time_ns;
+    int64_t ttft_max_ns;
+    int64_t tpot_max_ns;
+    int64_t client_requests_max;
+    int64_t client_prompt_tokens_max;
+    uint64_t client_bytes_max;
     uint64_t slow_client_bytes;
+    int64_t slow_client_ns;
     int64_t retry_pushback_ns;
     bool local_prefill;
     int64_t local_prefill_tokens;
@@ -29,6 +35,7 @@ typedef struct router_options {
     int64_t recoveries_max;
     int64_t prefix_blocks_max;
     int64_t worker_timeout_ns;
+    int64_t ring_requests;
     bt_process_options process;
 } router_options;
 
@@ -90,11 +97,56 @@ static const bt_config_option options_table[] = {
     {.name = "queue-time",
      .type = BT_CONFIG_DURATION,
      .group = "Limits",
-     .fallback = "10s",
+     .fallback = "30s",
      .min = 0,
      .max = DAY,
-     .help = "Longest wait for a worker that has room.",
+     .help = "Longest wait for a worker that has room; refused at once when it would be longer, by "
+             "the times that the workers measure.",
      .offset = FIELD(queue_time_ns)},
+    {.name = "ttft-max",
+     .type = BT_CONFIG_DURATION,
+     .group = "Limits",
+     .fallback = "0",
+     .min = 0,
+     .max = DAY,
+     .help = "Refuses a request at once when its first token would take longer; 0: never.",
+     .offset = FIELD(ttft_max_ns)},
+    {.name = "tpot-max",
+     .type = BT_CONFIG_DURATION,
+     .group = "Limits",
+     .fallback = "0",
+     .min = 0,
+     .max = DAY,
+     .help = "Decode workers get no more sequences than keep the time per token below it; 0: as "
+             "many as they take.",
+     .offset = FIELD(tpot_max_ns)},
+    {.name = "client-requests-max",
+     .type = BT_CONFIG_INT,
+     .group = "Limits",
+     .fallback = "0",
+     .unit = "requests",
+     .min = 0,
+     .max = 65536,
+     .help = "Most requests of one client at a time: of one API key, or of one address where no "
+             "keys are asked for; 0: no limit.",
+     .offset = FIELD(client_requests_max)},
+    {.name = "client-prompt-tokens-max",
+     .type = BT_CONFIG_INT,
+     .group = "Limits",
+     .fallback = "0",
+     .unit = "tokens",
+     .min = 0,
+     .max = INT64_C(1) << 40,
+     .help = "Most prompt tokens of one client's requests at a time; 0: no limit.",
+     .offset = FIELD(client_prompt_tokens_max)},
+    {.name = "client-bytes-max",
+     .type = BT_CONFIG_BYTES,
+     .group = "Limits",
+     .fallback = "64MiB",
+     .min = 0,
+     .max = INT64_MAX,
+     .help = "Most bytes of one client's requests and of replies that it has not read; 0: no limit.",
+     .offset = FIELD(client_bytes_max)},
     {.name = "prompt-tokens-max",
      .type = BT_CONFIG_INT,
      .group = "Limits",
@@ -128,14 +180,32 @@ static const bt_config_option options_table[] = {
      .max = INT64_MAX,
      .help = "Text that waits for a client that does not read, before its stream is aborted.",
      .offset = FIELD(slow_client_bytes)},
+    {.name = "slow-client-time",
+     .type = BT_CONFIG_DURATION,
+     .group = "Limits",
+     .fallback = "30s",
+     .min = MS,
+     .max = DAY,
+     .help = "A client that takes nothing of what waits for it for so long loses its stream.",
+     .offset = FIELD(slow_client_ns)},
     {.name = "retry-pushback",
      .type = BT_CONFIG_DURATION,
      .group = "Limits",
      .fallback = "1s",
      .min = 0,
      .max = DAY,
-     .help = "What a client is told to wait when there is no room.",
+     .help = "The least that a client is told to wait when there is no room; with a backlog it is "
+             "told more.",
      .offset = FIELD(retry_pushback_ns)},
+    {.name = "ring-requests",
+     .type = BT_CONFIG_INT,
+     .group = "Limits",
+     .unit = "requests",
+     .fallback = "1024",
+     .min = 0,
+     .max = 1 << 20,
+     .help = "Ended requests that it remembers for `baton explain`, two kilobytes each.",
+     .offset = FIELD(ring_requests)},
     {.name = "local-prefill",
      .type = BT_CONFIG_BOOL,
      .group = "Placement",
@@ -254,6 +324,12 @@ static bt_status start_router(router_process *r, bt_error *err)
     options.request_bytes_max = (uint32_t)o->request_bytes_max;
     options.request_time_ms = (uint64_t)(o->request_time_ns / MS);
     options.queue_time_ms = (uint64_t)(o->queue_time_ns / MS);
+    options.ttft_max_ms = (uint64_t)(o->ttft_max_ns / MS);
+    options.tpot_max_ms = (uint64_t)(o->tpot_max_ns / MS);
+    options.client_requests_max = (uint32_t)o->client_requests_max;
+    options.client_prompt_tokens_max = (uint64_t)o->client_prompt_tokens_max;
+    options.client_bytes_max = o->client_bytes_max;
+    options.read_time_ms = (uint64_t)(o->slow_client_ns / MS);
     options.slow_client_bytes = o->slow_client_bytes;
     options.retry_pushback_ms = (uint64_t)(o->retry_pushback_ns / MS);
     options.local_prefill = o->local_prefill;
@@ -263,12 +339,12 @@ static bt_status start_router(router_process *r, bt_error *err)
     options.recoveries_max = (uint32_t)o->recoveries_max;
     options.prefix_blocks_max = (uint32_t)o->prefix_blocks_max;
     options.worker_timeout_ms = (uint64_t)(o->worker_timeout_ns / MS);
+    options.ring_requests = (uint32_t)o->ring_requests;
     const bt_status status = bt_router_create(r->process.loop, r->process.rpc, r->process.metrics,
                                               &options, &r->router, err);
     if (status == BT_OK) {
         bt_log(BT_INFO, "router started: client_port=%d attach_port=%d models=%zu",
-               bt_router_client_port(r->router), bt_router_attach_port(r->router),
-               o->models.n);
+               bt_router_client_port(r->router), bt_router_attach_port(r->router), o->models.n);
     }
     return status;
 }

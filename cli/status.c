@@ -60,14 +60,28 @@ static const char *state_name(Baton__V1__WorkerState state)
     return (size_t)state < BT_ARRAY_LEN(names) ? names[state] : "?";
 }
 
+/* "97%", or "-" of nothing. */
+static const char *percent(uint64_t part, uint64_t whole, char out[8])
+{
+    if (whole == 0) {
+        return "-";
+    }
+    snprintf(out, 8, "%.0f%%", 100.0 * (double)part / (double)whole);
+    return out;
+}
+
 static void print_worker(const Baton__V1__Worker *w)
 {
+    char hit[8];
+    char use[8];
     const uint32_t blocks_live = w->blocks_total - w->blocks_free - w->blocks_cached;
-    printf("%-12s %-8s %-9s %-12s %5u/%-5u %6u /%6u /%6u %10llu %10llu %9llu %7llu\n", w->name,
-           role_name(w->role), state_name(w->state), w->kernels, w->requests_running,
+    printf("%-12s %-8s %-9s %-12s %5u/%-5u %6u /%6u /%6u %10llu %10llu %5s %7llu %5s %7llu\n",
+           w->name, role_name(w->role), state_name(w->state), w->kernels, w->requests_running,
            w->requests_waiting, blocks_live, w->blocks_cached, w->blocks_total,
            (unsigned long long)w->prefill_tokens, (unsigned long long)w->decode_tokens,
-           (unsigned long long)w->prefix_hit_tokens, (unsigned long long)w->preemptions);
+           percent(w->prefix_hit_tokens, w->prefix_hit_tokens + w->prefix_miss_tokens, hit),
+           (unsigned long long)w->evicted_last_minute,
+           percent(w->slots_written, w->slots_allocated, use), (unsigned long long)w->preemptions);
 }
 
 static void print_table(const Baton__V1__GetClusterStatusReply *reply)
@@ -83,9 +97,9 @@ static void print_table(const Baton__V1__GetClusterStatusReply *reply)
                (unsigned long long)r->requests_failed, (unsigned long long)r->requests_refused,
                (unsigned long long)r->requests_cancelled, (unsigned long long)r->retries);
     }
-    printf("%s%-12s %-8s %-9s %-12s %11s %24s %10s %10s %9s %7s%s\n", bold, "WORKER", "ROLE",
-           "STATE", "KERNELS", "RUN/WAIT", "BLOCKS LIVE/CACHED/ALL", "PREFILLED", "DECODED", "HIT",
-           "PREEMPT", plain);
+    printf("%s%-12s %-8s %-9s %-12s %11s %24s %10s %10s %5s %7s %5s %7s%s\n", bold, "WORKER",
+           "ROLE", "STATE", "KERNELS", "RUN/WAIT", "BLOCKS LIVE/CACHED/ALL", "PREFILLED", "DECODED",
+           "HIT", "EVICT/M", "USE", "PREEMPT", plain);
     for (size_t i = 0; i < reply->n_workers; i++) {
         print_worker(reply->workers[i]);
     }
@@ -168,6 +182,12 @@ static void write_worker(bt_json_writer *w, const Baton__V1__Worker *k)
     write_count(w, "pulls_failed", k->pulls_failed);
     write_count(w, "bytes_served", k->bytes_served);
     write_number(w, "step_ms", k->step_ms);
+    write_count(w, "prefix_queries", k->prefix_queries);
+    write_count(w, "prefix_hits", k->prefix_hits);
+    write_count(w, "blocks_evicted", k->blocks_evicted);
+    write_count(w, "evicted_last_minute", k->evicted_last_minute);
+    write_count(w, "slots_written", k->slots_written);
+    write_count(w, "slots_allocated", k->slots_allocated);
     bt_json_object_end(w);
 }
 

@@ -31,8 +31,12 @@ typedef struct worker_options {
     uint64_t pool_bytes;
     int64_t n_sharing;
     bool prefix_cache;
+    uint64_t prefix_cache_bytes;
+    bool has_prefix_cache_bytes;
+    int64_t ring_requests;
     bool allow_mixed_numerics;
     int64_t requests_max;
+    int64_t stuck_after_ns;
     int64_t running_max;
     int64_t token_budget;
     int64_t chunk;
@@ -135,6 +139,15 @@ static const bt_config_option options_table[] = {
      .max = 4096,
      .help = "Most sequences of one step.",
      .offset = FIELD(running_max)},
+    {.name = "stuck-after",
+     .type = BT_CONFIG_DURATION,
+     .group = "Compute",
+     .fallback = "10s",
+     .min = 1000 * INT64_C(1000000),
+     .max = 86400 * INT64_C(1000000000),
+     .help = "An engine that has work and does not move for so long is stuck: the worker says so, "
+             "and routers go on without it.",
+     .offset = FIELD(stuck_after_ns)},
     {.name = "requests-max",
      .type = BT_CONFIG_INT,
      .group = "Compute",
@@ -181,6 +194,23 @@ static const bt_config_option options_table[] = {
      .fallback = "true",
      .help = "Keeps the KV of finished prompts for prompts that begin alike.",
      .offset = FIELD(prefix_cache)},
+    {.name = "prefix-cache-bytes",
+     .type = BT_CONFIG_BYTES,
+     .group = "Memory",
+     .help =
+         "Most of the KV pool that finished prompts keep while nobody uses them, in whole blocks; "
+         "the least recently used go first. 0 switches reuse off; no limit but the pool if not "
+         "given.",
+     .offset = FIELD(prefix_cache_bytes)},
+    {.name = "ring-requests",
+     .type = BT_CONFIG_INT,
+     .group = "Memory",
+     .unit = "requests",
+     .fallback = "1024",
+     .min = 0,
+     .max = 1 << 20,
+     .help = "Ended requests that it remembers for `baton explain`, half a kilobyte each.",
+     .offset = FIELD(ring_requests)},
     {.name = "kv-address",
      .type = BT_CONFIG_STRING,
      .group = "KV transfer",
@@ -430,6 +460,11 @@ static bt_status size_pool(worker_process *w, bt_worker_options *worker, bt_erro
                             " bytes. Give another --kv-pool-bytes",
                             bytes, n_blocks, block_bytes);
     }
+    if (w->options.has_prefix_cache_bytes) {
+        const uint64_t n_cached = w->options.prefix_cache_bytes / block_bytes;
+        worker->no_prefix_cache = worker->no_prefix_cache || n_cached == 0;
+        worker->cached_blocks_max = (uint32_t)(n_cached < n_blocks ? n_cached : n_blocks);
+    }
     worker->pool_blocks = (uint32_t)n_blocks;
     worker->pool_touch = true;
     bt_log(BT_INFO,
@@ -457,8 +492,10 @@ static bt_worker_options options_of(worker_process *w)
         .role = link_roles[o->role],
         .allow_mixed_numerics = o->allow_mixed_numerics,
         .no_prefix_cache = !o->prefix_cache,
+        .ring_runs = o->ring_requests > 0 ? (uint32_t)o->ring_requests : UINT32_MAX,
         .requests_max = (uint32_t)o->requests_max,
         .running_max = (uint32_t)o->running_max,
+        .stuck_after_ms = (uint32_t)(o->stuck_after_ns / 1000000),
         .token_budget = (uint32_t)o->token_budget,
         .chunk = (uint32_t)o->chunk,
         .kv_tcp = o->kv_address,
@@ -555,6 +592,7 @@ static int run(int argc, char **argv)
     if (code != BT_CLI_RUN) {
         return code;
     }
+    w.options.has_prefix_cache_bytes = bt_config_is_set(config, "prefix-cache-bytes");
     bt_error err = {{0}};
     bt_status status = check_options(&w.options, &err);
     const bool usage = status != BT_OK;

@@ -213,6 +213,8 @@ static void emit_stats(bt_decode_scheduler *s)
     }
     stats->blocks_cached = bt_kv_cache_n_cached(cache);
     stats->blocks_free = bt_kv_cache_n_available(cache) - stats->blocks_cached;
+    stats->n_blocks_stored = bt_kv_cache_get_stats(cache)->n_published;
+    stats->n_blocks_evicted = bt_kv_cache_get_stats(cache)->n_evicted;
     const bt_decode_event event = {.kind = BT_DECODE_EVENT_STATS, .u = {.stats = *stats}};
     emit(s, &event);
     s->is_told = true;
@@ -281,6 +283,8 @@ static bool admit_first(bt_decode_scheduler *s)
         seq->n_cached = n_found * BT_KV_BLOCK_TOKENS;
         s->stats.n_cached_tokens += seq->n_cached;
         s->stats.n_missed_tokens += seq->use_cache ? seq->n_tokens - seq->n_cached : 0;
+    s->stats.n_prefix_queries += seq->use_cache;
+    s->stats.n_prefix_hits += n_found > 0;
         seq->started_ns = bt_clock_now_ns();
     }
     if (!pulls) {

@@ -68,6 +68,10 @@ typedef struct bt_decode_stats {
     uint64_t n_decode_tokens;     /* rows of generated tokens */
     uint64_t n_cached_tokens;     /* prompt tokens found in the prefix cache, at first admission */
     uint64_t n_missed_tokens;     /* looked for there and not found, at first admission */
+    uint64_t n_prefix_queries;    /* sequences looked up in the prefix cache, at first admission */
+    uint64_t n_prefix_hits;       /* of them, with a block at least */
+    uint64_t n_blocks_stored;
+    uint64_t n_blocks_evicted;
     uint64_t n_preemptions;
     uint64_t n_partial_pulls; /* pulls that skipped blocks held here already */
     uint64_t n_handed_over;   /* parked sequences that another worker pulled */

@@ -36,7 +36,33 @@ struct bt_engine {
     _Atomic uint64_t busy_ns;
     _Atomic int64_t step_began_ns;
     _Atomic int64_t last_step_ns;
+    /* n_moves << 32 | layer << 8 | phase, in one word so that a reader sees what belongs together. */
+    _Atomic uint64_t place;
 };
+
+static const char *const phase_names[] = {
+    [BT_ENGINE_PHASE_IDLE] = "idle",
+    [BT_ENGINE_PHASE_COMMANDS] = "commands",
+    [BT_ENGINE_PHASE_PLAN] = "plan",
+    [BT_ENGINE_PHASE_FORWARD] = "forward",
+    [BT_ENGINE_PHASE_RESULTS] = "results",
+    [BT_ENGINE_PHASE_EVENTS_FULL] = "events full",
+};
+
+const char *bt_engine_phase_name(bt_engine_phase phase)
+{
+    return (size_t)phase < BT_ARRAY_LEN(phase_names) ? phase_names[phase] : "unknown";
+}
+
+/* The engine thread alone writes the word. */
+static void move_to(bt_engine *engine, bt_engine_phase phase, uint32_t layer)
+{
+    const uint64_t old = atomic_load_explicit(&engine->place, memory_order_relaxed);
+    const uint64_t n_moves = (old >> 32) + 1;
+    atomic_store_explicit(&engine->place,
+                          n_moves << 32 | (uint64_t)(layer & 0xFFFFFF) << 8 | (uint64_t)phase,
+                          memory_order_relaxed);
+}
 
 static bool is_stopping(bt_engine *engine)
 {
@@ -45,6 +71,7 @@ static bool is_stopping(bt_engine *engine)
 
 static void take_commands(bt_engine *engine)
 {
+    move_to(engine, BT_ENGINE_PHASE_COMMANDS, 0);
     while (bt_queue_pop(engine->commands, engine->command)) {
         engine->scheduler.command(engine->scheduler.ctx, engine->command);
     }
@@ -57,13 +84,25 @@ static void ring(bt_engine *engine)
     }
 }
 
+static void on_layer(void *ctx, const bt_batch *batch, uint32_t layer)
+{
+    bt_engine *engine = ctx;
+    const bt_engine_scheduler *s = &engine->scheduler;
+    if (s->layer_done) {
+        s->layer_done(s->ctx, batch, layer);
+    }
+    move_to(engine, BT_ENGINE_PHASE_FORWARD, layer + 1);
+}
+
 static void run_step(bt_engine *engine)
 {
     const bt_engine_scheduler *s = &engine->scheduler;
     const int64_t began_ns = bt_clock_now_ns();
     atomic_store_explicit(&engine->step_began_ns, began_ns, memory_order_relaxed);
+    move_to(engine, BT_ENGINE_PHASE_FORWARD, 0);
     const float *logits = bt_model_forward(engine->options.model, engine->batch,
-                                           engine->options.pool, s->layer_done, s->ctx);
+                                           engine->options.pool, on_layer, engine);
+    move_to(engine, BT_ENGINE_PHASE_RESULTS, 0);
     s->results(s->ctx, engine->batch, logits);
     const int64_t ended_ns = bt_clock_now_ns();
     atomic_store_explicit(&engine->step_began_ns, 0, memory_order_relaxed);
@@ -82,11 +121,13 @@ static void *run_engine(void *arg)
     while (!is_stopping(engine)) {
         take_commands(engine);
         bt_batch_clear(engine->batch);
+        move_to(engine, BT_ENGINE_PHASE_PLAN, 0);
         s->plan(s->ctx, engine->batch);
         if (engine->batch->n_rows > 0) {
             run_step(engine);
         } else {
             ring(engine);
+            move_to(engine, BT_ENGINE_PHASE_IDLE, 0);
             (void)bt_queue_wait(engine->commands, s->idle_ns ? s->idle_ns(s->ctx) : -1);
         }
     }
@@ -168,13 +209,22 @@ bool bt_engine_next_event(bt_engine *engine, void *event)
 void bt_engine_emit(bt_engine *engine, const void *event)
 {
     const bool was_empty = bt_queue_len(engine->events) == 0;
+    uint64_t place_before = UINT64_MAX;
     while (bt_queue_push(engine->events, event) == BT_AGAIN) {
         if (is_stopping(engine)) {
             return; /* nobody will read it */
         }
+        if (place_before == UINT64_MAX) {
+            place_before = atomic_load_explicit(&engine->place, memory_order_relaxed);
+            move_to(engine, BT_ENGINE_PHASE_EVENTS_FULL, 0);
+        }
         ring(engine);
         const struct timespec pause = {.tv_sec = 0, .tv_nsec = 100000};
         (void)nanosleep(&pause, NULL);
+    }
+    if (place_before != UINT64_MAX) {
+        move_to(engine, (bt_engine_phase)(place_before & 0xFF),
+                (uint32_t)(place_before >> 8) & 0xFFFFFF);
     }
     if (was_empty) {
         ring(engine);
@@ -188,4 +238,9 @@ void bt_engine_get_stats(bt_engine *engine, bt_engine_stats *out)
     out->busy_ns = atomic_load_explicit(&engine->busy_ns, memory_order_relaxed);
     out->step_began_ns = atomic_load_explicit(&engine->step_began_ns, memory_order_relaxed);
     out->last_step_ns = atomic_load_explicit(&engine->last_step_ns, memory_order_relaxed);
+    const uint64_t place = atomic_load_explicit(&engine->place, memory_order_relaxed);
+    out->phase = (bt_engine_phase)(place & 0xFF);
+    out->layer = (uint32_t)(place >> 8) & 0xFFFFFF;
+    out->n_moves = place >> 32;
+    out->n_commands = bt_queue_len(engine->commands);
 }

@@ -74,6 +74,19 @@ bool bt_engine_next_event(bt_engine *engine, void *event);
 /* Engine thread: hands out an event (copied). */
 void bt_engine_emit(bt_engine *engine, const void *event);
 
+/* What the thread is at. */
+typedef enum bt_engine_phase {
+    BT_ENGINE_PHASE_IDLE, /* sleeps until a command comes */
+    BT_ENGINE_PHASE_COMMANDS,
+    BT_ENGINE_PHASE_PLAN,
+    BT_ENGINE_PHASE_FORWARD,
+    BT_ENGINE_PHASE_RESULTS,
+    BT_ENGINE_PHASE_EVENTS_FULL, /* waits for the loop thread to take events */
+} bt_engine_phase;
+
+/* "forward" */
+const char *bt_engine_phase_name(bt_engine_phase phase);
+
 /* What the thread is doing, for status, metrics and the watchdog. Any thread. */
 typedef struct bt_engine_stats {
     uint64_t n_steps;
@@ -81,6 +94,10 @@ typedef struct bt_engine_stats {
     uint64_t busy_ns;      /* time inside steps */
     int64_t step_began_ns; /* 0 between steps */
     int64_t last_step_ns;  /* when the last step ended; 0: never */
+    bt_engine_phase phase;
+    uint32_t layer;      /* FORWARD: layers that are done in this step */
+    uint64_t n_moves;    /* grows with each change of phase or layer: the same twice is no progress */
+    uint64_t n_commands; /* that wait */
 } bt_engine_stats;
 
 void bt_engine_get_stats(bt_engine *engine, bt_engine_stats *out);

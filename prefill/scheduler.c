@@ -123,6 +123,8 @@ static void emit_stats(bt_prefill_scheduler *s)
     }
     stats->blocks_cached = bt_kv_cache_n_cached(cache);
     stats->blocks_free = bt_kv_cache_n_available(cache) - stats->blocks_cached;
+    stats->n_blocks_stored = bt_kv_cache_get_stats(cache)->n_published;
+    stats->n_blocks_evicted = bt_kv_cache_get_stats(cache)->n_evicted;
     const bt_prefill_event event = {.kind = BT_PREFILL_EVENT_STATS, .u = {.stats = *stats}};
     emit(s, &event);
     s->is_told = true;
@@ -172,6 +174,8 @@ static bool admit_first(bt_prefill_scheduler *s)
     seq->started_ns = bt_clock_now_ns();
     s->stats.n_cached_tokens += seq->n_cached;
     s->stats.n_missed_tokens += seq->use_cache ? seq->n_tokens - seq->n_cached : 0;
+    s->stats.n_prefix_queries += seq->use_cache;
+    s->stats.n_prefix_hits += n_found > 0;
     const bt_prefill_event event = {.kind = BT_PREFILL_EVENT_STARTED, .seq = seq};
     emit(s, &event);
     if (n_found > 0) {

@@ -26,11 +26,11 @@
 typedef struct bt_prefill_scheduler bt_prefill_scheduler;
 
 typedef enum bt_prefill_command_kind {
-    BT_PREFILL_COMMAND_RUN,      /* seq is the engine's from here */
-    BT_PREFILL_COMMAND_CANCEL,   /* compute no more for it; no TOKEN follows unless it is under way.
-                                  * Ignored for a sequence that is done. */
-    BT_PREFILL_COMMAND_RELEASE,  /* after STARTED, once: no reader is left */
-    BT_PREFILL_COMMAND_AUDIT,    /* answered by an AUDIT event */
+    BT_PREFILL_COMMAND_RUN,     /* seq is the engine's from here */
+    BT_PREFILL_COMMAND_CANCEL,  /* compute no more for it; no TOKEN follows unless it is under way.
+                                 * Ignored for a sequence that is done. */
+    BT_PREFILL_COMMAND_RELEASE, /* after STARTED, once: no reader is left */
+    BT_PREFILL_COMMAND_AUDIT,   /* answered by an AUDIT event */
 } bt_prefill_command_kind;
 
 typedef struct bt_prefill_command {
@@ -50,7 +50,11 @@ typedef struct bt_prefill_stats {
     uint64_t n_prefill_tokens; /* computed */
     uint64_t n_cached_tokens;  /* found in the prefix cache at admission */
     uint64_t n_missed_tokens;  /* looked for there and not found, at admission */
-    uint64_t n_decode_tokens;  /* rows computed for generated tokens: 0 on a prefill worker */
+    uint64_t n_prefix_queries; /* sequences looked up in the prefix cache, at first admission */
+    uint64_t n_prefix_hits;    /* of them, with a block at least */
+    uint64_t n_blocks_stored;
+    uint64_t n_blocks_evicted;
+    uint64_t n_decode_tokens; /* rows computed for generated tokens: 0 on a prefill worker */
 } bt_prefill_stats;
 
 typedef enum bt_prefill_event_kind {

@@ -37,11 +37,13 @@ typedef struct bt_router_front_request {
     int32_t priority;
     double ttft_target_ms; /* 0: none */
     double tpot_target_ms;
+    bool refuse_late;       /* rather than miss these targets */
     const char *session_id; /* may be NULL with len 0 */
     size_t session_id_len;
     const char *cache_salt;
     size_t cache_salt_len;
     const char *client;       /* name of its API key (bt_keys_client); NULL: the door is open */
+    const char *peer;         /* its address without the port, for limits without keys; or NULL */
     bool client_shares;       /* that key shares cached prefixes with others that do */
     const char *label;        /* the client's x-request-id, or NULL */
     int64_t deadline_left_ns; /* INT64_MAX: none */

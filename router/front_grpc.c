@@ -110,6 +110,8 @@ static bt_status submit(generate_call *g, const uint8_t *data, size_t len, bt_er
     if (status != BT_OK) {
         bt_router_report_refusal(g->front->router, status);
     } else {
+        char peer[BT_ROUTER_CLIENT_NAME_MAX];
+        request.peer = bt_router_client_of_peer(bt_rpc_call_peer(g->call), peer);
         request.label = bt_rpc_call_meta(g->call, "x-request-id");
         request.deadline_left_ns = bt_rpc_call_deadline_left_ns(g->call);
         status = bt_router_request_submit(g->front->router, &request, &front_ops, g, &g->request,

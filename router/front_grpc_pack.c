@@ -295,6 +295,11 @@ static void fill_load(const bt_link_load *load, Baton__V1__Worker *to)
     to->pulls_failed = load->pulls_failed;
     to->bytes_served = load->bytes_served;
     to->step_ms = (double)load->step_ns / 1e6;
+    to->prefix_queries = load->prefix_queries;
+    to->prefix_hits = load->prefix_hits;
+    to->blocks_evicted = load->blocks_evicted;
+    to->slots_written = load->slots_written;
+    to->slots_allocated = load->slots_allocated;
 }
 
 static void fill_worker(const bt_router *router, const bt_router_worker *worker,
@@ -328,6 +333,7 @@ static void fill_worker(const bt_router *router, const bt_router_worker *worker,
     to->block_tokens = hello->block_tokens;
     to->blocks_total = hello->pool_blocks;
     fill_load(&worker->load, to);
+    to->evicted_last_minute = bt_router_worker_evicted_last_minute(worker);
 }
 
 static void fill_router(const bt_router *router, Baton__V1__Router *to)

@@ -297,6 +297,7 @@ bt_status bt_router_front_grpc_request(const Baton__V1__GenerateRequest *message
         .priority = message->priority,
         .ttft_target_ms = message->ttft_target_ms,
         .tpot_target_ms = message->tpot_target_ms,
+        .refuse_late = message->refuse_late != 0,
         .session_id = message->session_id,
         .session_id_len = strlen(message->session_id),
         .cache_salt = message->cache_salt,

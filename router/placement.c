@@ -50,6 +50,7 @@ size_t bt_router_view(const bt_router *router, uint32_t model_idx, bool need_roo
         .now_ns = bt_clock_now_ns(),
         .silence_ns = (int64_t)router->options.worker_timeout_ms * ms_ns,
         .need_room = need_room,
+        .tpot_limit_ns = router->tpot_limit_ns,
     };
     return bt_router_registry_view(router->registry, &options, views, slots);
 }
@@ -97,8 +98,8 @@ bt_status bt_router_describe_shortage(bt_router *router, uint32_t model_idx, bt_
 
 /* How much of this prompt each worker holds. Hashes depend on the numerics id, so the map is
  * asked once for each. */
-static void fill_matches(bt_router_request *request, bt_router_worker_view *views,
-                         const uint32_t *slots, size_t n)
+void bt_router_request_match(const bt_router_request *request, bt_router_worker_view *views,
+                             const uint32_t *slots, size_t n)
 {
     const bt_router *router = request->router;
     bool done[BT_ROUTER_WORKERS_MAX] = {false};
@@ -172,7 +173,7 @@ static bt_status choose(bt_router_request *request, uint32_t n_tokens, choice *o
     const bt_sampling *s = &request->sampling;
     const bool scores_prompt = bt_router_request_wants_echo(request) && s->logprobs;
     if (!scores_prompt) {
-        fill_matches(request, views, slots, n);
+        bt_router_request_match(request, views, slots, n);
     }
     bt_router_policy_request wanted = {
         .prompt_tokens = n_tokens,
@@ -239,7 +240,11 @@ static void unbind_leg(bt_router_request *request, bt_router_leg *leg)
         return;
     }
     bt_router_registry_unbind(leg->worker, leg->prefill_tokens, leg->live_tokens);
+    if (leg->decoding) {
+        bt_router_registry_decoding(leg->worker, false);
+    }
     leg->open = false;
+    leg->decoding = false;
     leg->worker = NULL;
     bt_wake_ring(request->router->queue_wake);
 }
@@ -340,6 +345,7 @@ static bt_status send_runs(bt_router_request *request, const choice *c, const in
         .priority = request->priority,
         .ttft_target_ms = request->ttft_target_ms,
         .tpot_target_ms = request->tpot_target_ms,
+        .label = request->label,
     };
     bt_status status = BT_OK;
     if (c->p != NULL) {
@@ -449,6 +455,7 @@ bt_status bt_router_request_place(bt_router_request *request)
         switch (status) {
         case BT_OK:
             request->state = BT_ROUTER_REQUEST_PREFILLING;
+            bt_router_report_placed(request);
             if (request->first_token_ns == 0) {
                 request->placed_ns = bt_clock_now_ns();
             }
@@ -509,6 +516,7 @@ static void retry(bt_router_request *request, uint64_t bad_session)
 {
     bt_router *router = request->router;
     note_failed(request, bad_session);
+    bt_router_report_attempt_failed(request, request->last_failure.text);
     bt_router_request_close_legs(request);
     const uint32_t n_output = bt_router_request_count_output(request);
     const bool is_recovery = n_output > request->n_before;
@@ -527,10 +535,10 @@ static void retry(bt_router_request *request, uint64_t bad_session)
     }
     bt_router_report_retry(router, is_recovery);
     bt_log(BT_WARN,
-           "request retried: req=%s attempt=%" PRIu32 " recoveries=%" PRIu32
-           " generated_tokens=%" PRIu32 " why=\"%s\"",
-           request->label, request->attempt, request->n_recoveries, n_output,
-           request->last_failure.text);
+           "request retried: req=%s id=%016" PRIx64 "%016" PRIx64 " attempt=%" PRIu32
+           " recoveries=%" PRIu32 " generated_tokens=%" PRIu32 " why=\"%s\"",
+           request->label, request->id.hi, request->id.lo, request->attempt, request->n_recoveries,
+           n_output, request->last_failure.text);
     bt_router_request_enqueue(request);
     bt_wake_ring(router->queue_wake);
 }
@@ -545,6 +553,7 @@ void bt_router_request_replace(bt_router_request *request, const char *why)
     } else if (request->n_fruitless > 0) {
         request->n_fruitless--; /* it is no attempt's fault */
     }
+    bt_router_report_attempt_failed(request, why);
     bt_router_request_close_legs(request);
     bt_log(BT_INFO,
            "request placed anew: req=%s attempt=%" PRIu32 " generated_tokens=%" PRIu32
@@ -664,10 +673,11 @@ static void finish_decode(bt_router_request *request)
 /* What follows from tokens; the request may be gone afterwards. */
 static void after_tokens(bt_router_request *request, bool is_prompt, uint32_t n_output_before)
 {
-    bt_router *router = request->router;
     const uint32_t n_output = bt_router_request_count_output(request);
     if (n_output > n_output_before) {
-        request->last_token_ns = bt_clock_now_ns();
+        const int64_t now_ns = bt_clock_now_ns();
+        bt_router_report_tokens(request, now_ns);
+        request->last_token_ns = now_ns;
     }
     if (n_output > 0 && !is_prompt) {
         if (request->state == BT_ROUTER_REQUEST_PREFILLING) {
@@ -677,6 +687,11 @@ static void after_tokens(bt_router_request *request, bool is_prompt, uint32_t n_
         }
         if (request->first_token_ns == 0) {
             request->first_token_ns = request->last_token_ns;
+        }
+        bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
+        if (d->open && !d->decoding) {
+            d->decoding = true;
+            bt_router_registry_decoding(d->worker, true);
         }
     }
     const bool waits_for_echo =
@@ -691,12 +706,9 @@ static void after_tokens(bt_router_request *request, bool is_prompt, uint32_t n_
         bt_router_request_complete(request, BT_FINISH_STOP);
         return;
     }
-    const size_t unsent = bt_router_reply_pending_bytes(request->reply);
-    if (unsent > router->options.slow_client_bytes) {
-        bt_router_request_fail(request, BT_EABORTED,
-                               "the client reads too slowly: %zu bytes of its reply are waiting, "
-                               "the limit is %" PRIu64,
-                               unsent, router->options.slow_client_bytes);
+    bt_error err;
+    if (bt_router_request_count_unread(request, &err) != BT_OK) {
+        bt_router_request_fail(request, BT_EABORTED, "%s", err.text);
         return;
     }
     if (request->decode_done) {
@@ -817,7 +829,8 @@ void bt_router_on_finished(bt_router *router, bt_router_worker *worker,
     finish_decode(request);
 }
 
-void bt_router_on_worker_lost(bt_router *router, bt_router_worker *worker, const char *reason)
+void bt_router_on_worker_lost(bt_router *router, bt_router_worker *worker, const char *reason,
+                              bool is_gone)
 {
     for (uint32_t i = 0; i < router->options.requests_max; i++) {
         bt_router_request *request = &router->requests[i];
@@ -827,9 +840,12 @@ void bt_router_on_worker_lost(bt_router *router, bt_router_worker *worker, const
         for (int k = 0; k < BT_ROUTER_LEGS; k++) {
             bt_router_leg *leg = &request->legs[k];
             if (leg->open && leg->worker == worker) {
+                if (!is_gone) {
+                    bt_link_router_cancel(worker->peer, request->id, request->attempt);
+                }
                 unbind_leg(request, leg);
                 char text[160];
-                snprintf(text, sizeof text, "it is gone: %.120s", reason);
+                snprintf(text, sizeof text, "%s%.120s", is_gone ? "it is gone: " : "", reason);
                 if (k == BT_ROUTER_LEG_FROM && request->state != BT_ROUTER_REQUEST_ENDING) {
                     bt_router_move_left(request);
                 } else {

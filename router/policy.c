@@ -89,17 +89,24 @@ static bool may_pair(const bt_router_worker_view *a, const bt_router_worker_view
     return options->allow_mixed_numerics || a->numerics == b->numerics;
 }
 
-/* The cheapest prefill worker for d, among those that failed before or the others; n: none. A
- * worker of role BOTH is no half of a split request: it serves no KV to others. */
+/* The cheapest prefill worker for d, among those that failed before or the others; n: none.
+ * *all_full: there are some, but all of them are full. A worker of role BOTH is no half of a
+ * split request: it serves no KV to others. */
 static size_t cheapest_prefill(const bt_router_worker_view *workers, size_t n_workers, size_t d_idx,
                                const bt_router_policy_request *request,
-                               const bt_router_policy_options *options, bool excluded)
+                               const bt_router_policy_options *options, bool excluded,
+                               bool *all_full)
 {
     size_t best = n_workers;
+    bool some_full = false;
     for (size_t i = 0; i < n_workers; i++) {
         const bt_router_worker_view *p = &workers[i];
         if (p->role != BT_ROUTER_WORKER_ROLE_PREFILL || !p->ready || p->excluded != excluded ||
             !fits(p, request, request->prompt_tokens) || !may_pair(p, &workers[d_idx], options)) {
+            continue;
+        }
+        if (p->full) {
+            some_full = true;
             continue;
         }
         if (best == n_workers) {
@@ -112,6 +119,7 @@ static size_t cheapest_prefill(const bt_router_worker_view *workers, size_t n_wo
             best = i;
         }
     }
+    *all_full = some_full && best == n_workers;
     return best;
 }
 
@@ -162,16 +170,20 @@ static bool best_way(const bt_router_worker_view *workers, size_t n_workers, siz
         *out = whole_way(workers, d_idx, request, failed_before + RANK_INTENDED);
         return true;
     }
-    size_t p_idx = cheapest_prefill(workers, n_workers, d_idx, request, options, false);
+    bool all_full;
+    size_t p_idx = cheapest_prefill(workers, n_workers, d_idx, request, options, false, &all_full);
     if (p_idx < n_workers) {
         *out = split_way(workers, d_idx, p_idx, request, failed_before + RANK_INTENDED);
         return true;
+    }
+    if (all_full) {
+        return false;
     }
     if (options->local_prefill) {
         *out = whole_way(workers, d_idx, request, failed_before + RANK_LOCAL);
         return true;
     }
-    p_idx = cheapest_prefill(workers, n_workers, d_idx, request, options, true);
+    p_idx = cheapest_prefill(workers, n_workers, d_idx, request, options, true, &all_full);
     if (p_idx < n_workers) {
         *out = split_way(workers, d_idx, p_idx, request, failed_before + RANK_FAILED_P);
         return true;
@@ -190,12 +202,14 @@ static bool is_better(const way *a, const way *b)
     return a->n_requests < b->n_requests;
 }
 
-/* A request without decode goes where its prompt is computed first. false: no prefill worker. */
-static bool place_prefill(const bt_router_worker_view *workers, size_t n_workers,
-                          const bt_router_policy_request *request,
-                          const bt_router_policy_options *options, bt_router_placement *out)
+/* A request without decode goes where its prompt is computed first. BT_ENOTFOUND: there is no
+ * prefill worker for it; BT_AGAIN: all of them are full. */
+static bt_status place_prefill(const bt_router_worker_view *workers, size_t n_workers,
+                               const bt_router_policy_request *request,
+                               const bt_router_policy_options *options, bt_router_placement *out)
 {
     size_t best = n_workers;
+    bool some_full = false;
     for (size_t i = 0; i < n_workers; i++) {
         const bt_router_worker_view *p = &workers[i];
         if (!can_prefill(p) || p->excluded || !fits(p, request, request->prompt_tokens) ||
@@ -203,12 +217,16 @@ static bool place_prefill(const bt_router_worker_view *workers, size_t n_workers
              p->numerics != request->numerics)) {
             continue;
         }
+        if (p->full) {
+            some_full = true;
+            continue;
+        }
         if (best == n_workers || prefill_cost(p, request) < prefill_cost(&workers[best], request)) {
             best = i;
         }
     }
     if (best == n_workers) {
-        return false;
+        return some_full ? BT_AGAIN : BT_ENOTFOUND;
     }
     const uint32_t matched = request->bypass_cache ? 0 : workers[best].matched_blocks;
     *out = (bt_router_placement){
@@ -219,15 +237,18 @@ static bool place_prefill(const bt_router_worker_view *workers, size_t n_workers
         .p_matched_blocks = matched,
         .d_matched_blocks = matched,
     };
-    return true;
+    return BT_OK;
 }
 
 bt_status bt_router_policy_place(const bt_router_worker_view *workers, size_t n_workers,
                                  const bt_router_policy_request *request,
                                  const bt_router_policy_options *options, bt_router_placement *out)
 {
-    if (request->prefill_only && place_prefill(workers, n_workers, request, options, out)) {
-        return BT_OK;
+    if (request->prefill_only) {
+        const bt_status status = place_prefill(workers, n_workers, request, options, out);
+        if (status != BT_ENOTFOUND) {
+            return status;
+        }
     }
     way best = {0};
     bool found = false;
@@ -247,7 +268,7 @@ bt_status bt_router_policy_place(const bt_router_worker_view *workers, size_t n_
         }
         some_fit = true;
         way candidate;
-        if (best_way(workers, n_workers, i, request, options, &candidate) &&
+        if (!d->full && best_way(workers, n_workers, i, request, options, &candidate) &&
             (!found || is_better(&candidate, &best))) {
             best = candidate;
             found = true;
@@ -269,7 +290,7 @@ bt_status bt_router_policy_move(const bt_router_worker_view *workers, size_t n_w
     for (size_t i = 0; i < n_workers; i++) {
         const bt_router_worker_view *d = &workers[i];
         const uint64_t room = (uint64_t)d->n_free_blocks * request->block_tokens;
-        if (!can_decode(d) || d->excluded ||
+        if (!can_decode(d) || d->excluded || d->full ||
             (!options->allow_mixed_numerics && d->numerics != request->numerics) ||
             !fits(d, request, (uint64_t)request->prompt_tokens + request->max_tokens) ||
             room < (uint64_t)request->prompt_tokens + request->block_tokens) {

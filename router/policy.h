@@ -28,6 +28,7 @@ typedef enum bt_router_worker_role {
 typedef struct bt_router_worker_view {
     bt_router_worker_role role;
     bool ready;              /* attached, alive, same model, takes new work */
+    bool full;               /* it has as much of that as it takes just now: wait for it */
     bool excluded;           /* failed this request before */
     uint32_t numerics;       /* equal for equal numerics ids: workers are paired within one */
     uint32_t context_tokens; /* longest sequence it can hold */
@@ -37,6 +38,10 @@ typedef struct bt_router_worker_view {
     uint32_t n_blocks;              /* of its pool; 0: unknown */
     uint32_t n_free_blocks;         /* free or evictable */
     uint32_t matched_blocks;        /* leading blocks of this prompt that it holds */
+    uint64_t prefill_token_ns;      /* measured; 0: unknown */
+    uint64_t step_ns;               /* of a step with one sequence more; 0: unknown */
+    uint32_t n_places;              /* sequences that may decode there at a time; 0: no bound */
+    uint32_t n_taken;               /* of them */
 } bt_router_worker_view;
 
 typedef struct bt_router_policy_request {
@@ -69,7 +74,8 @@ typedef struct bt_router_placement {
     uint32_t d_matched_blocks; /* of them held by D already */
 } bt_router_placement;
 
-/* Places one request. BT_AGAIN: no fitting worker is ready now, it may wait. BT_EINVAL: no
+/* Places one request. BT_AGAIN: no fitting worker is ready, or all of them are full, now; it may
+ * wait. A full prefill worker is waited for, never replaced by a decode worker. BT_EINVAL: no
  * worker of the view could ever hold it. O(n^2) over the workers. */
 BT_MUST_CHECK bt_status bt_router_policy_place(const bt_router_worker_view *workers,
                                                size_t n_workers,

@@ -9,6 +9,14 @@
 
 #include "common/check.h"
 
+enum {
+    PROMPTS_MIN = 2, /* that a worker has at a time, however long: they share its steps */
+    STEPS_AHEAD = 2, /* of prompts it has in its queue: then it never waits for the router */
+};
+
+/* Steps are kept below this share of the limit: the time to the second token counts as well. */
+static const double STEP_SHARE = 0.8;
+
 struct bt_router_registry {
     uint64_t n_sessions;
     uint32_t n_workers;
@@ -107,8 +115,35 @@ void bt_router_registry_remove(bt_router_registry *registry, bt_router_worker *w
     *worker = (bt_router_worker){.slot = worker->slot};
 }
 
+/* A sample each ten seconds, so that the oldest kept one is a minute old. */
+static void sample_evictions(bt_router_worker *worker, uint64_t n, int64_t now_ns)
+{
+    const uint32_t newest = worker->n_evictions + BT_ROUTER_EVICTION_SAMPLES - 1;
+    const int64_t step_ns = INT64_C(60000000000) / (BT_ROUTER_EVICTION_SAMPLES - 1);
+    if (worker->n_evictions == 0 ||
+        now_ns - worker->evictions[newest % BT_ROUTER_EVICTION_SAMPLES].time_ns >= step_ns) {
+        worker->evictions[worker->n_evictions++ % BT_ROUTER_EVICTION_SAMPLES] =
+            (bt_router_eviction_sample){.time_ns = now_ns, .n = n};
+    }
+}
+
+uint64_t bt_router_worker_evicted_last_minute(const bt_router_worker *worker)
+{
+    if (worker->n_evictions == 0) {
+        return 0;
+    }
+    const uint32_t oldest =
+        worker->n_evictions <= BT_ROUTER_EVICTION_SAMPLES ? 0 : worker->n_evictions;
+    return worker->load.blocks_evicted - worker->evictions[oldest % BT_ROUTER_EVICTION_SAMPLES].n;
+}
+
 void bt_router_registry_report(bt_router_worker *worker, const bt_link_load *load, int64_t now_ns)
 {
+    sample_evictions(worker, load->blocks_evicted, now_ns);
+    if (load->decode_tokens > worker->load.decode_tokens && load->requests_decoding > 0 &&
+        load->last_step_ns > 0) {
+        bt_router_step_line_add(&worker->step_line, load->requests_decoding, load->last_step_ns);
+    }
     worker->load = *load;
     worker->has_load = true;
     worker->report_ns = now_ns;
@@ -118,6 +153,7 @@ void bt_router_registry_bind(bt_router_worker *worker, uint64_t prefill_tokens,
                              uint64_t live_tokens)
 {
     worker->n_requests++;
+    worker->n_prefilling += prefill_tokens > 0;
     worker->prefill_tokens += prefill_tokens;
     worker->live_tokens += live_tokens;
 }
@@ -128,9 +164,17 @@ void bt_router_registry_unbind(bt_router_worker *worker, uint64_t prefill_tokens
     BT_ASSERT(worker->n_requests > 0);
     BT_ASSERT(worker->prefill_tokens >= prefill_tokens);
     BT_ASSERT(worker->live_tokens >= live_tokens);
+    BT_ASSERT(worker->n_prefilling >= (prefill_tokens > 0));
     worker->n_requests--;
+    worker->n_prefilling -= prefill_tokens > 0;
     worker->prefill_tokens -= prefill_tokens;
     worker->live_tokens -= live_tokens;
+}
+
+void bt_router_registry_decoding(bt_router_worker *worker, bool begins)
+{
+    BT_ASSERT(begins || worker->n_decoding > 0);
+    worker->n_decoding = begins ? worker->n_decoding + 1 : worker->n_decoding - 1;
 }
 
 bt_router_worker *bt_router_registry_at(const bt_router_registry *registry, uint32_t slot)
@@ -148,7 +192,7 @@ uint32_t bt_router_registry_count(const bt_router_registry *registry)
 bool bt_router_worker_is_alive(const bt_router_worker *worker, int64_t now_ns, int64_t silence_ns)
 {
     return !is_free(worker) && now_ns - worker->report_ns <= silence_ns &&
-           !bt_router_worker_is_draining(worker);
+           !bt_router_worker_is_draining(worker) && worker->load.stuck_ns == 0;
 }
 
 bool bt_router_worker_is_draining(const bt_router_worker *worker)
@@ -174,6 +218,43 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+/* Sequences that may decode there at a time. */
+static uint32_t places_of(const bt_router_worker *worker, const bt_router_view_options *options)
+{
+    const uint32_t n_max =
+        worker->load.running_max > 0 ? worker->load.running_max : worker->hello.requests_max;
+    /* The steps of a combined worker have prompts in them: they tell nothing about sequences. */
+    if (worker->hello.role != BT_LINK_ROLE_DECODE || options->tpot_limit_ns <= 0) {
+        return n_max;
+    }
+    return bt_router_step_line_places(&worker->step_line,
+                                      STEP_SHARE * (double)options->tpot_limit_ns, n_max);
+}
+
+/* Sequences that decode there, and half of those that are on the way: others will have ended when
+ * they arrive. */
+static uint64_t taken_of(const bt_router_worker *worker)
+{
+    const uint64_t n_coming = worker->n_requests - worker->n_decoding;
+    return max_u64(worker->n_decoding, worker->load.requests_decoding) + (n_coming + 1) / 2;
+}
+
+/* It has as many requests, prompts or sequences as it takes for now. Its queue of prompts is kept
+ * short, so that what waits can be ordered, cancelled and placed by this router. */
+static bool is_full(const bt_router_worker *worker, const bt_router_worker_view *view)
+{
+    const bt_link_hello *hello = &worker->hello;
+    if (hello->requests_max > 0 && view->n_requests >= hello->requests_max) {
+        return true;
+    }
+    if (hello->role != BT_LINK_ROLE_PREFILL && view->n_places > 0 &&
+        view->n_taken >= view->n_places && view->n_taken > 0) {
+        return true;
+    }
+    return hello->step_tokens_max > 0 && worker->n_prefilling >= PROMPTS_MIN &&
+           view->queued_prefill_tokens >= (uint64_t)STEPS_AHEAD * hello->step_tokens_max;
+}
+
 static bt_router_worker_view view_of(const bt_router_worker *worker,
                                      const bt_router_view_options *options)
 {
@@ -184,12 +265,10 @@ static bt_router_worker_view view_of(const bt_router_worker *worker,
     const uint32_t n_free = load->blocks_free + load->blocks_cached;
     const uint32_t n_live =
         worker->has_load && n_free < hello->pool_blocks ? hello->pool_blocks - n_free : 0;
-    const bool has_room =
-        !options->need_room || hello->requests_max == 0 || n_requests < hello->requests_max;
-    return (bt_router_worker_view){
+    const uint64_t n_taken = taken_of(worker);
+    bt_router_worker_view view = {
         .role = role_of(hello),
-        .ready =
-            has_room && bt_router_worker_is_alive(worker, options->now_ns, options->silence_ns),
+        .ready = bt_router_worker_is_alive(worker, options->now_ns, options->silence_ns),
         .numerics = worker->numerics,
         .context_tokens = hello->context_tokens,
         .queued_prefill_tokens = max_u64(worker->prefill_tokens, load->waiting_tokens),
@@ -197,7 +276,13 @@ static bt_router_worker_view view_of(const bt_router_worker *worker,
         .n_requests = n_requests > UINT32_MAX ? UINT32_MAX : (uint32_t)n_requests,
         .n_blocks = hello->pool_blocks,
         .n_free_blocks = worker->has_load ? n_free : hello->pool_blocks,
+        .prefill_token_ns = load->prefill_token_ns,
+        .n_taken = n_taken > UINT32_MAX ? UINT32_MAX : (uint32_t)n_taken,
+        .n_places = places_of(worker, options),
     };
+    view.step_ns = (uint64_t)bt_router_step_line_at(&worker->step_line, view.n_taken + 1);
+    view.full = options->need_room && is_full(worker, &view);
+    return view;
 }
 
 size_t bt_router_registry_view(const bt_router_registry *registry,

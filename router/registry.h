@@ -13,10 +13,21 @@
 #define BT_ROUTER_REGISTRY_H
 
 #include "proto/link.h"
+#include "router/forecast.h"
 #include "router/policy.h"
 #include "router/prefix_map.h"
 
+enum {
+    BT_ROUTER_EVICTION_SAMPLES = 7, /* a minute in steps of ten seconds */
+};
+
 typedef struct bt_router_registry bt_router_registry;
+
+/* How many evictions a worker had counted at a moment. */
+typedef struct bt_router_eviction_sample {
+    int64_t time_ns;
+    uint64_t n;
+} bt_router_eviction_sample;
 
 /* Read by others, changed by the registry alone. */
 typedef struct bt_router_worker {
@@ -30,11 +41,16 @@ typedef struct bt_router_worker {
     bt_link_load load;
     int64_t attached_ns;
     int64_t report_ns; /* last load report, or attach */
+    bt_router_eviction_sample evictions[BT_ROUTER_EVICTION_SAMPLES]; /* the newest ones */
+    uint32_t n_evictions;                                            /* samples so far */
     bool drain_asked;  /* an operator wants it to go */
     /* bound by this router */
     uint32_t n_requests;
     uint64_t prefill_tokens; /* of requests without a first token */
     uint64_t live_tokens;    /* of requests that decode here */
+    uint32_t n_prefilling;   /* requests with some of prefill_tokens */
+    uint32_t n_decoding;     /* requests that have a token and decode here */
+    bt_router_step_line step_line;
 } bt_router_worker;
 
 BT_MUST_CHECK bt_status bt_router_registry_create(bt_router_registry **out);
@@ -51,6 +67,9 @@ void bt_router_registry_remove(bt_router_registry *registry, bt_router_worker *w
 /* A load report arrived. */
 void bt_router_registry_report(bt_router_worker *worker, const bt_link_load *load, int64_t now_ns);
 
+/* Blocks that its prefix cache lost in the last minute, or since it attached, to ten seconds. */
+uint64_t bt_router_worker_evicted_last_minute(const bt_router_worker *worker);
+
 /* Binds a request's part to the worker and takes it off again, with equal numbers. */
 void bt_router_registry_bind(bt_router_worker *worker, uint64_t prefill_tokens,
                              uint64_t live_tokens);
@@ -60,19 +79,24 @@ void bt_router_registry_unbind(bt_router_worker *worker, uint64_t prefill_tokens
 /* The worker in a slot, or NULL when it is free. slot < BT_ROUTER_WORKERS_MAX. */
 bt_router_worker *bt_router_registry_at(const bt_router_registry *registry, uint32_t slot);
 
+/* A request that is bound to the worker decodes there from now on, or does so no more. */
+void bt_router_registry_decoding(bt_router_worker *worker, bool begins);
+
 uint32_t bt_router_registry_count(const bt_router_registry *registry);
 
 /* It takes nothing new: it says so, or it was asked to drain. */
 bool bt_router_worker_is_draining(const bt_router_worker *worker);
 
-/* Attached, heard of within silence_ns, not draining. */
+/* Attached, heard of within silence_ns, not draining, not stuck. */
 bool bt_router_worker_is_alive(const bt_router_worker *worker, int64_t now_ns, int64_t silence_ns);
 
 typedef struct bt_router_view_options {
     uint32_t model_idx;
     int64_t now_ns;
     int64_t silence_ns;
-    bool need_room; /* a worker that has all the runs it takes is not ready */
+    bool need_room;        /* workers that have all they take for now are marked as full */
+    int64_t tpot_limit_ns; /* with need_room: no step of a decode worker is to take longer, with
+                            * one sequence more; 0: no limit */
 } bt_router_view_options;
 
 /* Writes down the workers of one model; views[i] belongs to the worker in slots[i]. Matched

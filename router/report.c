@@ -4,6 +4,7 @@
  * allocates. Times come from the router's clock, but for what only a worker can know (its own
  * queue, prefill and transfer), which its report brings. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +31,16 @@ static const char *const end_names[N_ENDS] = {
     "cancelled", "slow_client", "unavailable", "error",
 };
 
+/* Of living requests; "reading": it is over, and the client has not taken all of its reply. */
+static const char *const state_names[] = {
+    [BT_ROUTER_REQUEST_FREE] = "free",         [BT_ROUTER_REQUEST_TOKENIZING] = "tokenizing",
+    [BT_ROUTER_REQUEST_QUEUED] = "queued",     [BT_ROUTER_REQUEST_PREFILLING] = "prefilling",
+    [BT_ROUTER_REQUEST_DECODING] = "decoding", [BT_ROUTER_REQUEST_ENDING] = "ending",
+    [BT_ROUTER_REQUEST_DONE] = "reading",
+};
+
+enum { N_STATES = BT_ARRAY_LEN(state_names) };
+
 struct bt_router_meters {
     bt_counter *ends[N_ENDS];
     bt_counter *retries;
@@ -47,6 +58,10 @@ struct bt_router_meters {
     bt_histogram *queue;
     bt_histogram *prefill;
     bt_histogram *transfer;
+    bt_histogram *tokenize;
+    bt_histogram *inter_token;
+    bt_gauge *states[N_STATES];
+    bt_histogram *refusal;
     bt_gauge *queued;
     bt_gauge *running;
     bt_gauge *workers;
@@ -99,6 +114,18 @@ bt_status bt_router_meters_create(bt_metrics *m, bt_router_meters **out)
     meters->prefill = latency(m, "baton_router_prefill_seconds", "Time of computing the prompt.");
     meters->transfer = latency(m, "baton_router_transfer_seconds",
                                "Time from the prompt's end until decode held its KV.");
+    meters->refusal = latency(m, "baton_router_refusal_seconds",
+                              "Time until a request was refused for lack of room.");
+    meters->tokenize = latency(m, "baton_router_tokenize_seconds",
+                               "Time until a prompt was rendered and tokenized.");
+    meters->inter_token =
+        latency(m, "baton_router_inter_token_seconds",
+                "Time between two arrivals of tokens of one request from its worker.");
+    for (int i = BT_ROUTER_REQUEST_TOKENIZING; i < N_STATES; i++) {
+        meters->states[i] =
+            bt_metrics_gauge(m, "baton_router_requests", "Requests that live, by state.",
+                             BT_LABELS({"state", state_names[i]}));
+    }
     meters->queued = bt_metrics_gauge(m, "baton_router_requests_queued",
                                       "Requests that wait for workers.", BT_NO_LABELS);
     meters->running = bt_metrics_gauge(m, "baton_router_requests_running",
@@ -226,11 +253,16 @@ static void count_end(const bt_router_request *request, end_kind end)
     bt_counter_add(meters->generated_tokens, s->generated_tokens);
     bt_counter_add(meters->blocks_moved, s->blocks_moved);
     bt_counter_add(meters->bytes_moved, s->bytes_moved);
+    if (end == END_EXHAUSTED) {
+        bt_histogram_observe(meters->refusal, s->total_ms / 1e3);
+    }
     if (request->status != BT_OK) {
         return;
     }
     bt_histogram_observe(meters->total, s->total_ms / 1e3);
     bt_histogram_observe(meters->queue, s->queue_ms / 1e3);
+    bt_histogram_observe(meters->tokenize,
+                         ms_between(request->received_ns, request->tokenized_ns) / 1e3);
     if (s->generated_tokens > 0) {
         bt_histogram_observe(meters->ttft, s->ttft_ms / 1e3);
         bt_histogram_observe(meters->prefill, s->prefill_ms / 1e3);
@@ -243,24 +275,133 @@ static void count_end(const bt_router_request *request, end_kind end)
     }
 }
 
+/* ----------------------------------------------------------------------------- timeline ---- */
+
+static uint64_t since_received_ns(const bt_router_request *request, int64_t moment_ns)
+{
+    return moment_ns <= request->received_ns ? 0 : (uint64_t)(moment_ns - request->received_ns);
+}
+
+void bt_router_report_placed(bt_router_request *request)
+{
+    bt_router_attempt *attempt = bt_router_attempts_add(&request->attempts);
+    const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
+    const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
+    attempt->number = request->attempt;
+    attempt->placed_ns = since_received_ns(request, bt_clock_now_ns());
+    snprintf(attempt->prefill_worker, sizeof attempt->prefill_worker, "%s", p->used ? p->name : "");
+    snprintf(attempt->decode_worker, sizeof attempt->decode_worker, "%s", d->used ? d->name : "");
+}
+
+void bt_router_report_attempt_failed(bt_router_request *request, const char *why)
+{
+    bt_router_attempt *attempt = bt_router_attempts_newest(&request->attempts);
+    if (attempt != NULL && attempt->failed_ns == 0) {
+        attempt->failed_ns = since_received_ns(request, bt_clock_now_ns());
+        snprintf(attempt->why, sizeof attempt->why, "%s", why);
+    }
+}
+
+void bt_router_report_tokens(bt_router_request *request, int64_t now_ns)
+{
+    if (request->last_token_ns != 0) {
+        bt_histogram_observe_ns(request->router->meters->inter_token,
+                                now_ns - request->last_token_ns);
+    }
+}
+
+void bt_router_report_timeline(const bt_router_request *request, bt_router_timeline *out)
+{
+    const int64_t now_ns = bt_clock_now_ns();
+    const bt_router_summary *s = &request->summary;
+    const bool is_over = request->state == BT_ROUTER_REQUEST_DONE;
+    uint32_t n_output = 0;
+    if (request->reply != NULL) {
+        (void)bt_router_reply_tokens(request->reply, &n_output);
+    }
+    *out = (bt_router_timeline){
+        .id = request->id,
+        .state =
+            is_over ? end_names[end_of(request->status, s->reason)] : state_names[request->state],
+        .open = !is_over,
+        .received_unix_ns = (uint64_t)(bt_clock_wall_ns() - (now_ns - request->received_ns)),
+        .tokenized_ns = since_received_ns(request, request->tokenized_ns),
+        .first_token_ns = since_received_ns(request, request->first_token_ns),
+        .last_token_ns = since_received_ns(request, request->last_token_ns),
+        .ended_ns = since_received_ns(request, now_ns),
+        .prompt_tokens = request->n_prompt,
+        .cached_tokens = s->cached_tokens,
+        .generated_tokens = n_output,
+        .recoveries = request->n_recoveries,
+        .attempts = request->attempts,
+    };
+    memcpy(out->label, request->label, sizeof out->label);
+    snprintf(out->model, sizeof out->model, "%.63s",
+             bt_router_models_at(request->router->models, request->model_idx)->name);
+    if (is_over && request->status != BT_OK) {
+        snprintf(out->why, sizeof out->why, "%.159s", request->error.text);
+    }
+}
+
+static void remember(const bt_router_request *request)
+{
+    bt_router_timeline timeline;
+    bt_router_report_timeline(request, &timeline);
+    bt_router_history_add(bt_router_explains_history(request->router->explains), &timeline);
+}
+
+/* Moments of the timeline, in ms since the request came; a worker's own are its durations from when
+ * the last attempt was sent to it. 0: not reached, or not known. */
+typedef struct moments {
+    double tokenized;
+    double placed;
+    double prefill_start;
+    double prefill_end;
+    double transferred;
+} moments;
+
+static moments moments_of(const bt_router_request *request)
+{
+    const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
+    const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
+    const bt_router_leg *prefill = p->used ? p : d;
+    const bt_router_attempt *newest =
+        bt_router_attempts_newest((bt_router_attempts *)(uintptr_t)&request->attempts);
+    moments m = {.tokenized = ms_between(request->received_ns, request->tokenized_ns),
+                 .placed = newest == NULL ? 0 : ms_of(newest->placed_ns)};
+    if (newest != NULL && prefill->has_report && prefill->report.prefill_ns > 0) {
+        m.prefill_start = m.placed + ms_of(prefill->report.queue_ns);
+        m.prefill_end = m.prefill_start + ms_of(prefill->report.prefill_ns);
+    }
+    if (m.prefill_end > 0 && p->used && d->has_report && d->report.transfer_ns > 0) {
+        m.transferred = m.prefill_end + ms_of(d->report.transfer_ns);
+    }
+    return m;
+}
+
 void bt_router_report_end(bt_router_request *request)
 {
     fill_summary(request);
     const bt_router_summary *s = &request->summary;
     const end_kind end = end_of(request->status, s->reason);
     count_end(request, end);
+    remember(request);
+    const moments m = moments_of(request);
     bt_log(
         BT_INFO,
         "request done: req=%s id=%016" PRIx64 "%016" PRIx64
         " end=%s model=%s prompt_tokens=%" PRIu32 " cached_tokens=%" PRIu32
         " generated_tokens=%" PRIu32 " queue_ms=%.1f prefill_ms=%.1f transfer_ms=%.1f"
-        " ttft_ms=%.1f tpot_ms=%.2f total_ms=%.1f prefill_worker=%s decode_worker=%s"
+        " ttft_ms=%.1f tpot_ms=%.2f total_ms=%.1f tokenized_at=%.1f placed_at=%.1f"
+        " prefill_start_at=%.1f prefill_end_at=%.1f transferred_at=%.1f"
+        " prefill_worker=%s decode_worker=%s"
         " attempts=%" PRIu32 " recoveries=%" PRIu32 " blocks_moved=%" PRIu32 " bytes_moved=%" PRIu64
         " preemptions=%" PRIu32 "%s%s%s",
         request->label, request->id.hi, request->id.lo, end_names[end],
         bt_router_models_at(request->router->models, request->model_idx)->name, s->prompt_tokens,
         s->cached_tokens, s->generated_tokens, s->queue_ms, s->prefill_ms, s->transfer_ms,
-        s->ttft_ms, s->tpot_ms, s->total_ms, s->prefill_worker[0] != '\0' ? s->prefill_worker : "-",
+        s->ttft_ms, s->tpot_ms, s->total_ms, m.tokenized, m.placed, m.prefill_start, m.prefill_end,
+        m.transferred, s->prefill_worker[0] != '\0' ? s->prefill_worker : "-",
         s->decode_worker[0] != '\0' ? s->decode_worker : "-", s->attempts, s->recoveries,
         s->blocks_moved, s->bytes_moved, s->preemptions, request->status != BT_OK ? " why=\"" : "",
         request->status != BT_OK ? request->error.text : "", request->status != BT_OK ? "\"" : "");
@@ -271,6 +412,11 @@ void bt_router_report_refusal(bt_router *router, bt_status status)
     router->counts.n_total++;
     router->counts.n_refused++;
     bt_counter_add(router->meters->ends[end_of(status, BT_FINISH_ERROR)], 1);
+}
+
+void bt_router_report_refusal_time(bt_router *router, int64_t ns)
+{
+    bt_histogram_observe_ns(router->meters->refusal, ns);
 }
 
 void bt_router_report_retry(bt_router *router, bool is_recovery)
@@ -291,6 +437,16 @@ void bt_router_report_tick(bt_router *router)
 {
     const bt_router_meters *meters = router->meters;
     const bt_router_counts *counts = &router->counts;
+    uint32_t n_by_state[N_STATES] = {0};
+    uint32_t n_seen = 0; /* low slots are taken first, so this ends early */
+    for (uint32_t i = 0; i < router->options.requests_max && n_seen < counts->n_live; i++) {
+        const bt_router_request_state state = router->requests[i].state;
+        n_by_state[state]++;
+        n_seen += state != BT_ROUTER_REQUEST_FREE;
+    }
+    for (int i = BT_ROUTER_REQUEST_TOKENIZING; i < N_STATES; i++) {
+        bt_gauge_set(meters->states[i], n_by_state[i]);
+    }
     bt_gauge_set(meters->queued, counts->n_queued);
     bt_gauge_set(meters->running, (double)(counts->n_live - counts->n_queued));
     bt_gauge_set(meters->workers, bt_router_registry_count(router->registry));

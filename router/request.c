@@ -96,20 +96,12 @@ bt_router_request *bt_router_request_find(bt_router *router, bt_request_id id)
 
 /* ------------------------------------------------------------------------------ queue ---- */
 
-static bool goes_before(const bt_router_request *a, const bt_router_request *b)
-{
-    if (a->priority != b->priority) {
-        return a->priority > b->priority;
-    }
-    return a->received_ns < b->received_ns;
-}
-
 void bt_router_request_enqueue(bt_router_request *request)
 {
     bt_router *router = request->router;
     BT_ASSERT(!request->is_waiting);
     bt_router_request *after = router->queue_tail;
-    while (after != NULL && goes_before(request, after)) {
+    while (after != NULL && request->order_ns < after->order_ns) {
         after = after->prev;
     }
     request->prev = after;
@@ -121,6 +113,11 @@ void bt_router_request_enqueue(bt_router_request *request)
     request->queued_ns = bt_clock_now_ns();
     request->queue_deadline_ns =
         request->queued_ns + (int64_t)router->options.queue_time_ms * ms_ns;
+    const int64_t late_ns = request->received_ns + request->ttft_limit_ns;
+    if (request->ttft_limit_ns > 0 && request->first_token_ns == 0 &&
+        late_ns < request->queue_deadline_ns) {
+        request->queue_deadline_ns = late_ns;
+    }
     router->counts.n_queued++;
     bt_router_request_arm(request);
 }
@@ -201,6 +198,16 @@ static void give_up_client(bt_router_request *request)
     bt_router_request_notify(request);
 }
 
+static int64_t read_time_ns(const bt_router_request *request)
+{
+    return (int64_t)request->router->options.read_time_ms * ms_ns;
+}
+
+static bool is_stalled(const bt_router_request *request, int64_t now_ns)
+{
+    return request->stalled_ns > 0 && now_ns - request->stalled_ns >= read_time_ns(request);
+}
+
 static void on_timer(void *ctx)
 {
     bt_router_request *request = ctx;
@@ -228,9 +235,17 @@ static void on_timer(void *ctx)
             return;
         }
         break;
-    case BT_ROUTER_REQUEST_TOKENIZING:
     case BT_ROUTER_REQUEST_PREFILLING:
     case BT_ROUTER_REQUEST_DECODING:
+        if (now_ns < request->deadline_ns && is_stalled(request, now_ns)) {
+            bt_router_request_fail(request, BT_EABORTED,
+                                   "the client reads too slowly: it has taken nothing of its reply "
+                                   "for %" PRId64 " ms, and %" PRIu64 " bytes are waiting",
+                                   (now_ns - request->stalled_ns) / ms_ns, request->client_unread);
+            return;
+        }
+        break;
+    case BT_ROUTER_REQUEST_TOKENIZING:
         break;
     }
     if (now_ns >= request->deadline_ns) {
@@ -255,7 +270,13 @@ void bt_router_request_arm(bt_router_request *request)
     if (request->state == BT_ROUTER_REQUEST_ENDING && request->report_deadline_ns < next_ns) {
         next_ns = request->report_deadline_ns;
     }
-    const int64_t left_ns = next_ns - bt_clock_now_ns();
+    const int64_t now_ns = bt_clock_now_ns();
+    const bool streams = request->state == BT_ROUTER_REQUEST_PREFILLING ||
+                         request->state == BT_ROUTER_REQUEST_DECODING;
+    if (streams && now_ns + read_time_ns(request) < next_ns) {
+        next_ns = now_ns + read_time_ns(request); /* to see whether its client reads */
+    }
+    const int64_t left_ns = next_ns - now_ns;
     /* Rounded up: it is late rather than early, and then it is not set again for nothing. */
     bt_timer_start(request->timer, left_ns <= 0 ? 0 : (uint64_t)(left_ns / ms_ns + 1), 0);
 }
@@ -267,6 +288,7 @@ static void free_slot(bt_router_request *request)
     bt_router *router = request->router;
     BT_ASSERT(!request->is_waiting);
     BT_ASSERT(!request->job_running);
+    bt_router_request_leave_client(request);
     deinit_request(request);
     bt_timer_stop(request->timer);
     request->state = BT_ROUTER_REQUEST_FREE;
@@ -276,31 +298,42 @@ static void free_slot(bt_router_request *request)
     router->counts.n_live--;
 }
 
-static bt_status refuse(bt_router *router, bt_status status)
+static bt_status refuse(bt_router *router, bt_status status, int64_t began_ns)
 {
     bt_router_report_refusal(router, status);
+    if (status == BT_EEXHAUSTED) {
+        bt_router_report_refusal_time(router, bt_clock_now_ns() - began_ns);
+    }
     return status;
 }
 
-/* Whether there is room at all. */
-static bt_status check_room(bt_router *router, bt_error *err, uint64_t *retry_after_ms)
+/* Whether there is room for it, as far as can be said before its prompt is known. */
+static bt_status check_room(bt_router *router, const bt_router_front_request *in,
+                            uint32_t model_idx, int64_t now_ns, bt_error *err,
+                            uint64_t *retry_after_ms)
 {
     if (router->stopping) {
         return bt_error_set(err, BT_EPEER, "the router is shutting down");
     }
     *retry_after_ms = router->options.retry_pushback_ms;
+    const bt_status status = bt_router_check_client(router, in, err);
+    if (status != BT_OK) {
+        return status;
+    }
     if (router->n_free == 0) {
+        *retry_after_ms = bt_router_pushback_ms(router, model_idx);
         return bt_error_set(err, BT_EEXHAUSTED,
                             "%" PRIu32 " requests are running, the router's limit. Try again later",
                             router->counts.n_live);
     }
     if (router->queue_head != NULL && router->counts.n_queued >= router->options.queue_max) {
+        *retry_after_ms = bt_router_pushback_ms(router, model_idx);
         return bt_error_set(err, BT_EEXHAUSTED,
                             "%" PRIu32 " requests are waiting for a worker, the router's limit. "
                             "Try again later",
                             router->counts.n_queued);
     }
-    return BT_OK;
+    return bt_router_check_backlog(router, model_idx, in->priority, now_ns, err, retry_after_ms);
 }
 
 static bt_status copy_stops(bt_router_request *request, const bt_router_front_request *in)
@@ -395,6 +428,8 @@ static void fill_request(bt_router_request *request, const bt_router_front_reque
     };
     request->deadline_ns = request->received_ns +
                            (in->deadline_left_ns < longest_ns ? in->deadline_left_ns : longest_ns);
+    bt_router_request_set_limits(request, in->refuse_late);
+    bt_router_request_join_client(request, in);
     bt_hash_random(&request->id, sizeof request->id);
     request->id.lo = (request->id.lo & ~UINT64_C(0xFFFF)) | request->slot;
     if (!in->has_seed) {
@@ -457,16 +492,17 @@ bt_status bt_router_request_submit(bt_router *router, const bt_router_front_requ
                                    bt_router_request **out, bt_error *err, uint64_t *retry_after_ms)
 {
     *retry_after_ms = 0;
+    const int64_t began_ns = bt_clock_now_ns();
     bt_status status = bt_router_front_check(in, err);
     uint32_t model_idx = 0;
     if (status == BT_OK) {
         status = bt_router_models_find(router->models, in->model, &model_idx, err);
     }
     if (status == BT_OK) {
-        status = check_room(router, err, retry_after_ms);
+        status = check_room(router, in, model_idx, began_ns, err, retry_after_ms);
     }
     if (status != BT_OK) {
-        return refuse(router, status);
+        return refuse(router, status, began_ns);
     }
     bt_router_request *request = &router->requests[router->free_slots[--router->n_free]];
     BT_ASSERT(request->state == BT_ROUTER_REQUEST_FREE);
@@ -477,7 +513,9 @@ bt_status bt_router_request_submit(bt_router *router, const bt_router_front_requ
         if (status == BT_ENOMEM) {
             (void)bt_error_set(err, status, "the router is out of memory");
         }
+        bt_router_request_unset_limits(request);
         if (request->timer == NULL) {
+            bt_router_request_leave_client(request);
             deinit_request(request);
             request->state = BT_ROUTER_REQUEST_FREE;
             router->free_slots[router->n_free++] = request->slot;
@@ -485,7 +523,7 @@ bt_status bt_router_request_submit(bt_router *router, const bt_router_front_requ
         } else {
             free_slot(request);
         }
-        return refuse(router, status);
+        return refuse(router, status, began_ns);
     }
     request->job_running = true;
     request->front = ops;
@@ -591,6 +629,7 @@ static void on_computed(void *ctx)
         return;
     }
     (void)bt_router_prompt_tokens(request->prompt, &request->n_prompt);
+    request->tokenized_ns = bt_clock_now_ns();
     if (!settle_lengths(request)) {
         return;
     }
@@ -608,6 +647,16 @@ static void on_computed(void *ctx)
     if (request->sampling.max_tokens == 0 && !request->sampling.echo) {
         request->placed_ns = bt_clock_now_ns();
         bt_router_request_complete(request, BT_FINISH_LENGTH);
+        return;
+    }
+    uint64_t retry_after_ms = router->options.retry_pushback_ms;
+    status = bt_router_request_count_tokens(request, &err);
+    if (status == BT_OK) {
+        status = bt_router_request_check_forecast(request, &err, &retry_after_ms);
+    }
+    if (status != BT_OK) {
+        request->retry_after_ms = retry_after_ms;
+        bt_router_request_fail(request, status, "%s", err.text);
         return;
     }
     bt_router_request_enqueue(request);
@@ -644,6 +693,7 @@ static void enter_done(bt_router_request *request)
 {
     leave_queue(request);
     bt_router_request_close_legs(request);
+    bt_router_request_unset_limits(request);
     request->state = BT_ROUTER_REQUEST_DONE;
     expect_reading(request);
     bt_router_request_arm(request);
@@ -667,6 +717,10 @@ void bt_router_request_complete(bt_router_request *request, bt_finish_reason rea
     if (bt_router_reply_finish(request->reply) != BT_OK) {
         bt_router_request_fail(request, BT_ENOMEM, "the router is out of memory");
         return;
+    }
+    if (request->legs[BT_ROUTER_LEG_D].used && request->first_token_ns > 0) {
+        bt_router_note_stay(request->router, request->model_idx,
+                            request->last_token_ns - request->first_token_ns);
     }
     request->summary.reason = reason;
     request->summary.stop_idx = bt_router_reply_stop_idx(request->reply);
@@ -692,8 +746,11 @@ void bt_router_request_fail(bt_router_request *request, bt_status status, const 
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
     request->status = bt_error_set(&request->error, status, "%s", text);
-    request->retry_after_ms =
-        status == BT_EEXHAUSTED ? request->router->options.retry_pushback_ms : 0;
+    if (status != BT_EEXHAUSTED) {
+        request->retry_after_ms = 0;
+    } else if (request->retry_after_ms == 0) {
+        request->retry_after_ms = bt_router_pushback_ms(request->router, request->model_idx);
+    }
     request->summary.reason =
         status == BT_EDEADLINE || status == BT_ECANCELLED ? BT_FINISH_CANCELLED : BT_FINISH_ERROR;
     enter_done(request);
@@ -706,6 +763,15 @@ void bt_router_requests_fail_all(bt_router *router, const char *why)
         bt_router_request *request = &router->requests[i];
         if (request->state != BT_ROUTER_REQUEST_FREE && !request->abandoned) {
             bt_router_request_fail(request, BT_EPEER, "%s", why);
+        }
+    }
+}
+
+void bt_router_requests_tick(bt_router *router)
+{
+    for (uint32_t i = 0; i < router->options.requests_max; i++) {
+        if (router->requests[i].state != BT_ROUTER_REQUEST_FREE) {
+            on_timer(&router->requests[i]);
         }
     }
 }
@@ -755,6 +821,8 @@ void bt_router_request_consume(bt_router_request *request, const bt_router_delta
     }
     if (delta->piece.n_results > 0 || delta->piece.text_len > 0) {
         bt_router_reply_consume(request->reply, &delta->piece);
+        const bt_status status = bt_router_request_count_unread(request, NULL);
+        BT_ASSERT(status == BT_OK); /* it became less */
     }
 }
 

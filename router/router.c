@@ -35,15 +35,17 @@ void bt_router_options_init(bt_router_options *options)
         .queue_max = 512,
         .request_bytes_max = 4 << 20,
         .request_time_ms = 600000,
-        .queue_time_ms = 10000,
+        .queue_time_ms = 30000,
+        .client_bytes_max = 64 << 20,
         .slow_client_bytes = 4 << 20,
-        .read_time_ms = 10000,
+        .read_time_ms = 30000,
         .retry_pushback_ms = 1000,
         .local_prefill = true,
         .attempts_max = 3,
         .recoveries_max = 3,
         .prefix_blocks_max = 1 << 18,
         .worker_timeout_ms = 3000,
+        .ring_requests = 1024,
     };
 }
 
@@ -77,7 +79,15 @@ static void on_load(bt_link_peer *peer, const bt_link_load *load, void *ctx)
 {
     bt_router *router = ctx;
     bt_router_worker *worker = bt_link_peer_ctx(peer);
+    const bool was_stuck = worker->load.stuck_ns > 0;
     bt_router_registry_report(worker, load, bt_clock_now_ns());
+    if (was_stuck != (load->stuck_ns > 0)) {
+        bt_log(BT_WARN, "worker %s: worker=%s requests=%" PRIu32,
+               was_stuck ? "moves again" : "is stuck", worker->hello.kv.name, worker->n_requests);
+    }
+    if (load->stuck_ns > 0) {
+        bt_router_on_worker_lost(router, worker, "its engine does not move", false);
+    }
     if (bt_router_worker_is_draining(worker)) {
         bt_router_move_away(router, worker);
     }
@@ -126,9 +136,16 @@ static void on_worker_down(bt_link_peer *peer, const char *reason, void *ctx)
     bt_log(router->stopping ? BT_INFO : BT_WARN,
            "worker gone: worker=%s requests=%" PRIu32 " why=\"%s\"", worker->hello.kv.name,
            worker->n_requests, reason);
-    bt_router_on_worker_lost(router, worker, reason);
+    bt_router_on_worker_lost(router, worker, reason, true);
     bt_router_prefix_map_drop_worker(router->prefix_map, worker->slot);
     bt_router_registry_remove(router->registry, worker);
+}
+
+static void on_explained(bt_link_peer *peer, uint64_t number, const bt_link_timeline *timelines,
+                         size_t n, void *ctx)
+{
+    const bt_router *router = ctx;
+    bt_router_explains_answer(router->explains, bt_link_peer_ctx(peer), number, timelines, n);
 }
 
 static const bt_link_router_callbacks link_callbacks = {
@@ -138,6 +155,7 @@ static const bt_link_router_callbacks link_callbacks = {
     .on_finished = on_finished,
     .on_parked = on_parked,
     .on_blocks = on_blocks,
+    .on_explained = on_explained,
     .on_worker_down = on_worker_down,
 };
 
@@ -160,6 +178,7 @@ static void on_tick(void *ctx)
 {
     bt_router *router = ctx;
     bt_router_report_tick(router);
+    bt_router_explains_tick(router->explains);
     const bool is_ready = bt_router_is_ready(router);
     if (is_ready == router->was_ready || router->stopping) {
         return;
@@ -200,6 +219,8 @@ static bt_status check_options(const bt_router_options *o, bt_error *err)
         {"request_bytes_max", o->request_bytes_max, 1024, 1 << 30},
         {"request_time_ms", o->request_time_ms, 1, day_ms},
         {"queue_time_ms", o->queue_time_ms, 0, day_ms},
+        {"ttft_max_ms", o->ttft_max_ms, 0, day_ms},
+        {"tpot_max_ms", o->tpot_max_ms, 0, day_ms},
         {"slow_client_bytes", o->slow_client_bytes, 4096, UINT64_MAX},
         {"read_time_ms", o->read_time_ms, 1, day_ms},
         {"retry_pushback_ms", o->retry_pushback_ms, 0, day_ms},
@@ -207,6 +228,7 @@ static bt_status check_options(const bt_router_options *o, bt_error *err)
         {"recoveries_max", o->recoveries_max, 0, BT_ROUTER_RECOVERIES_MAX},
         {"prefix_blocks_max", o->prefix_blocks_max, 1, 1 << 28},
         {"worker_timeout_ms", o->worker_timeout_ms, 100, day_ms},
+        {"ring_requests", o->ring_requests, 0, 1 << 20},
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(ranges); i++) {
         const bt_status status =
@@ -236,10 +258,17 @@ static bt_status create_state(bt_router *router, bt_metrics *metrics)
             bt_router_prefix_map_create(router->options.prefix_blocks_max, &router->prefix_map);
     }
     if (status == BT_OK) {
+        status = bt_router_clients_create(router->options.requests_max, &router->clients);
+    }
+    if (status == BT_OK) {
         status = bt_router_requests_create(router);
     }
     if (status == BT_OK) {
         status = bt_router_meters_create(metrics, &router->meters);
+    }
+    if (status == BT_OK) {
+        status =
+            bt_router_explains_create(router, router->options.ring_requests, &router->explains);
     }
     if (status == BT_OK) {
         status = bt_wake_create(router->loop, bt_router_queue_drain, router, &router->queue_wake);
@@ -309,6 +338,7 @@ bt_status bt_router_create(bt_loop *loop, bt_rpc *rpc, bt_metrics *metrics,
     router->loop = loop;
     router->rpc = rpc;
     router->options = *options;
+    router->tpot_limit_ns = (int64_t)options->tpot_max_ms * 1000000;
     router->started_ns = bt_clock_now_ns();
     snprintf(router->name, sizeof router->name, "%s",
              options->name == NULL ? "router" : options->name);
@@ -353,6 +383,12 @@ bt_status bt_router_create(bt_loop *loop, bt_rpc *rpc, bt_metrics *metrics,
     return BT_OK;
 }
 
+void bt_router_tick(bt_router *router)
+{
+    bt_router_requests_tick(router);
+    on_tick(router);
+}
+
 int bt_router_client_port(const bt_router *router)
 {
     return bt_rpc_server_port(router->client_server);
@@ -392,6 +428,7 @@ static void on_attach_closed(void *ctx)
 static void on_clients_closed(void *ctx)
 {
     bt_router *router = ctx;
+    bt_router_explains_stop(router->explains);
     bt_link_router_stop(router->link, "the router is shutting down");
     bt_rpc_server_shutdown(router->attach_server, ATTACH_GRACE_MS, on_attach_closed, router);
 }
@@ -437,7 +474,9 @@ void bt_router_destroy(bt_router *router)
     bt_timer_destroy(router->tick);
     bt_wake_destroy(router->queue_wake);
     bt_router_requests_destroy(router);
+    bt_router_clients_destroy(router->clients);
     bt_router_meters_destroy(router->meters);
+    bt_router_explains_destroy(router->explains);
     bt_router_prefix_map_destroy(router->prefix_map);
     bt_router_registry_destroy(router->registry);
     bt_router_models_destroy(router->models);

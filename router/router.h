@@ -45,10 +45,16 @@ typedef struct bt_router_options {
     uint32_t prompt_tokens_max; /* 0: the model's context decides alone */
     uint32_t request_bytes_max; /* one request message, bytes */
     uint64_t request_time_ms;   /* deadline of a request that names none, and the longest allowed */
-    uint64_t queue_time_ms;     /* longest wait while no worker is ready */
+    uint64_t queue_time_ms;     /* longest wait in the queue; refused at once when it would be
+                                 * longer; 0: none */
+    uint64_t ttft_max_ms;       /* refused at once when its first token would take longer; 0: off */
+    uint64_t tpot_max_ms;       /* decode workers get no more sequences than keep to it; 0: off */
+    uint32_t client_requests_max;      /* of one client at a time; 0: no limit */
+    uint64_t client_prompt_tokens_max; /* of its living requests; 0: no limit */
+    uint64_t client_bytes_max;         /* of these and their unread replies; 0: no limit */
     uint64_t slow_client_bytes; /* unsent text and tokens of one stream before it is aborted */
-    uint64_t read_time_ms; /* of a complete reply: longest time in which its client takes nothing */
-    uint64_t retry_pushback_ms; /* what an overloaded router tells clients to wait */
+    uint64_t read_time_ms; /* longest time in which a client takes nothing of what waits for it */
+    uint64_t retry_pushback_ms; /* the least that an overloaded router tells clients to wait */
 
     /* placement */
     bool local_prefill;            /* D may prefill when no prefill worker is ready */
@@ -58,6 +64,7 @@ typedef struct bt_router_options {
     uint32_t recoveries_max;       /* times a stream that has begun goes on elsewhere; 0..100 */
     uint32_t prefix_blocks_max;    /* entries of the prefix map */
     uint64_t worker_timeout_ms;    /* silence after which a worker is taken for dead */
+    uint32_t ring_requests;        /* ended requests that it remembers, for explain; 0: none */
 } bt_router_options;
 
 /* Every option at its default: loopback addresses, ports 7070 (clients) and 7071 (attach),
@@ -82,6 +89,9 @@ bool bt_router_is_ready(const bt_router *router);
 /* Refuses new requests at once (UNAVAILABLE), lets running ones finish for grace_ms, cancels
  * the rest, closes both ports, then calls done(ctx). Once. */
 void bt_router_shutdown(bt_router *router, uint64_t grace_ms, bt_loop_fn done, void *ctx);
+
+/* Test only: does what is due by bt_clock_now_ns(), as the timers would. */
+void bt_router_tick(bt_router *router);
 
 /* After shutdown's done. NULL is allowed. */
 void bt_router_destroy(bt_router *router);

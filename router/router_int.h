@@ -2,8 +2,8 @@
 /* router_int.h - what the router's own sources share: its struct and the request's struct.
  *
  * router.c owns start, stop and the link's callbacks; request.c the life of a request;
- * placement.c where it runs and what workers say about it; report.c what is said about it
- * afterwards; front_grpc.c one door.
+ * placement.c where it runs and what workers say about it; overload.c whether it is let in;
+ * report.c what is said about it afterwards; front_grpc.c one door.
  *
  * Threading: loop thread only.
  */
@@ -15,6 +15,8 @@
 #include "proto/health.h"
 #include "proto/link.h"
 #include "proto/reflection.h"
+#include "router/clients.h"
+#include "router/explain.h"
 #include "router/front.h"
 #include "router/models.h"
 #include "router/prefix_map.h"
@@ -57,6 +59,7 @@ typedef enum bt_router_move {
 typedef struct bt_router_leg {
     bt_router_worker *worker; /* while open */
     bool open;                /* bound to the worker, which owes finished() */
+    bool decoding;            /* D: counted there as one that decodes */
     bool used;                /* the name and the numerics below hold */
     bool has_report;
     uint32_t attempt;
@@ -89,6 +92,11 @@ struct bt_router_request {
     int32_t priority;
     double ttft_target_ms;
     double tpot_target_ms;
+    int64_t order_ns;      /* in the queue: arrival, less what its priority is worth */
+    int64_t ttft_limit_ns; /* from arrival: it is refused rather than late; 0: none */
+    int64_t tpot_limit_ns;
+    bool has_tpot_limit; /* of its own */
+    bt_router_client *client;
     size_t n_stops;
     char *stop_bytes; /* all stop strings, for the summary */
     const char *stops[BT_ROUTER_STOP_STRINGS_MAX];
@@ -116,10 +124,14 @@ struct bt_router_request {
     bt_status last_failure_status;
     bt_error last_failure;
     uint64_t n_mismatches; /* of the reply, already logged */
+    uint64_t client_bytes; /* as counted for the client: its message and what is unread */
+    uint64_t client_tokens;
+    uint64_t client_unread;
 
     /* time, monotonic ns; 0: not yet */
     bt_timer *timer; /* the next of the moments below; kept by the slot */
     int64_t received_ns;
+    int64_t tokenized_ns;
     int64_t queued_ns; /* since when it waits in the queue */
     int64_t placed_ns; /* last placement before the first token */
     int64_t first_token_ns;
@@ -128,6 +140,9 @@ struct bt_router_request {
     int64_t queue_deadline_ns;
     int64_t report_deadline_ns;
     int64_t read_deadline_ns;
+    int64_t stalled_ns; /* since when its client has taken nothing of what waits for it */
+
+    bt_router_attempts attempts; /* for the timeline */
 
     /* the end */
     bt_status status;
@@ -139,6 +154,7 @@ struct bt_router_request {
 typedef struct bt_router_counts {
     uint32_t n_live; /* slots taken */
     uint32_t n_queued;
+    uint32_t n_tpot_limits; /* requests with a limit of their own */
     uint64_t n_total;
     uint64_t n_failed;
     uint64_t n_refused;
@@ -162,6 +178,7 @@ struct bt_router {
     int64_t started_ns;
     bt_router_models *models;
     bt_router_meters *meters;
+    bt_router_explains *explains;
     bt_rpc_server *client_server;
     bt_rpc_server *attach_server;
     bt_link_router *link;
@@ -181,8 +198,11 @@ struct bt_router {
     bt_router_request *requests; /* requests_max of them */
     uint32_t *free_slots;
     uint32_t n_free;
-    bt_router_request *queue_head; /* by priority, then arrival */
+    bt_router_request *queue_head; /* by order_ns */
     bt_router_request *queue_tail;
+    bt_router_clients *clients;
+    int64_t tpot_limit_ns;                 /* the tightest one in force; 0: none */
+    int64_t stay_ns[BT_ROUTER_MODELS_MAX]; /* mean time from first to last token; 0: unknown */
 
     bool stopping;
     bt_timer *stop_timer;
@@ -222,6 +242,45 @@ void bt_router_request_notify(bt_router_request *request);
 /* Ends all living requests: the router stops. */
 void bt_router_requests_fail_all(bt_router *router, const char *why);
 
+/* Test only: what is due by bt_clock_now_ns(), as the timers would. */
+void bt_router_requests_tick(bt_router *router);
+
+/* ---- overload.c ---- */
+
+/* When the router's queue begins with a request; lower goes first. */
+int64_t bt_router_order_ns(int64_t received_ns, int32_t priority);
+
+/* The limits of a request that came in, from its targets and the router's options; and back. */
+void bt_router_request_set_limits(bt_router_request *request, bool refuse_late);
+void bt_router_request_unset_limits(bt_router_request *request);
+
+/* Whether a newcomer would wait too long, whatever its prompt. BT_EEXHAUSTED: *err says why,
+ * *retry_after_ms when to come back. O(queue). */
+BT_MUST_CHECK bt_status bt_router_check_backlog(const bt_router *router, uint32_t model_idx,
+                                                int32_t priority, int64_t now_ns, bt_error *err,
+                                                uint64_t *retry_after_ms);
+
+/* The same for a request with its prompt known: its wait, first token and deadline. */
+BT_MUST_CHECK bt_status bt_router_request_check_forecast(const bt_router_request *request,
+                                                         bt_error *err, uint64_t *retry_after_ms);
+
+/* What a client is to wait before it tries again, by what waits now. */
+uint64_t bt_router_pushback_ms(const bt_router *router, uint32_t model_idx);
+
+/* A request was on a decode worker for so long, from its first token on. */
+void bt_router_note_stay(bt_router *router, uint32_t model_idx, int64_t stay_ns);
+
+/* Limits per client. BT_EEXHAUSTED: one more request, or these tokens, would be too many.
+ * join() and count_tokens() count it, leave() takes all of it back. */
+BT_MUST_CHECK bt_status bt_router_check_client(const bt_router *router,
+                                               const bt_router_front_request *in, bt_error *err);
+void bt_router_request_join_client(bt_router_request *request, const bt_router_front_request *in);
+void bt_router_request_leave_client(bt_router_request *request);
+BT_MUST_CHECK bt_status bt_router_request_count_tokens(bt_router_request *request, bt_error *err);
+
+/* The reply grew or was taken from. BT_EABORTED: too much of it is unread. */
+BT_MUST_CHECK bt_status bt_router_request_count_unread(bt_router_request *request, bt_error *err);
+
 /* ---- placement.c ---- */
 
 /* Sends the request to workers. BT_OK: PREFILLING now, or ended (DONE) because it can't be
@@ -259,6 +318,10 @@ void bt_router_request_replace(bt_router_request *request, const char *why);
 /* Unbinds open legs, and tells their workers to stop. */
 void bt_router_request_close_legs(bt_router_request *request);
 
+/* How much of this prompt each worker holds (views[].matched_blocks). */
+void bt_router_request_match(const bt_router_request *request, bt_router_worker_view *views,
+                             const uint32_t *slots, size_t n);
+
 /* Why a request of this model can't be placed now, for its client. */
 bt_status bt_router_describe_shortage(bt_router *router, uint32_t model_idx, bt_error *err);
 
@@ -266,7 +329,9 @@ bt_status bt_router_describe_shortage(bt_router *router, uint32_t model_idx, bt_
 void bt_router_on_tokens(bt_router *router, bt_router_worker *worker, const bt_link_tokens *tokens);
 void bt_router_on_finished(bt_router *router, bt_router_worker *worker,
                            const bt_link_finished *finished);
-void bt_router_on_worker_lost(bt_router *router, bt_router_worker *worker, const char *reason);
+/* is_gone: its session is over. Otherwise it is there, and is told to stop what it has. */
+void bt_router_on_worker_lost(bt_router *router, bt_router_worker *worker, const char *reason,
+                              bool is_gone);
 
 /* Workers of a model as the policy sees them. */
 size_t bt_router_view(const bt_router *router, uint32_t model_idx, bool need_room,
@@ -301,8 +366,21 @@ void bt_router_report_end(bt_router_request *request);
 
 /* A request was refused before it had a slot. */
 void bt_router_report_refusal(bt_router *router, bt_status status);
+
+/* A request was refused for lack of room, so long after it had come in. */
+void bt_router_report_refusal_time(bt_router *router, int64_t ns);
 void bt_router_report_retry(bt_router *router, bool is_recovery);
 void bt_router_report_move(bt_router *router, bool done);
+
+/* An attempt was sent to workers (legs are open), or the newest one failed. */
+void bt_router_report_placed(bt_router_request *request);
+void bt_router_report_attempt_failed(bt_router_request *request, const char *why);
+
+/* Generated tokens arrived. */
+void bt_router_report_tokens(bt_router_request *request, int64_t now_ns);
+
+/* The request's way so far. */
+void bt_router_report_timeline(const bt_router_request *request, bt_router_timeline *out);
 
 /* Gauges of now. */
 void bt_router_report_tick(bt_router *router);

@@ -24,6 +24,20 @@ static const total_spec totals[] = {
     {"baton_worker_tokens_total", "", "kind", "cached", LOAD(prefix_hit_tokens)},
     {"baton_worker_tokens_total", "", "kind", "recomputed", LOAD(recomputed_tokens)},
     {"baton_worker_tokens_total", "", "kind", "decode", LOAD(decode_tokens)},
+    {"baton_worker_prefix_queries_total", "Requests looked up in the prefix cache.", NULL, NULL,
+     LOAD(prefix_queries)},
+    {"baton_worker_prefix_hits_total", "Requests that found a block there at least.", NULL, NULL,
+     LOAD(prefix_hits)},
+    {"baton_worker_prefix_tokens_total", "Prompt tokens looked up in the prefix cache.", "found",
+     "yes", LOAD(prefix_hit_tokens)},
+    {"baton_worker_prefix_tokens_total", "", "found", "no", LOAD(prefix_miss_tokens)},
+    {"baton_worker_blocks_stored_total", "KV blocks that joined the prefix cache.", NULL, NULL,
+     LOAD(blocks_stored)},
+    {"baton_worker_blocks_evicted_total", "KV blocks that left the prefix cache.", NULL, NULL,
+     LOAD(blocks_evicted)},
+    {"baton_worker_slots_total", "KV slots of the sequences of each step, summed over steps.",
+     "kind", "written", LOAD(slots_written)},
+    {"baton_worker_slots_total", "", "kind", "allocated", LOAD(slots_allocated)},
     {"baton_worker_preemptions_total", "Sequences that lost their blocks.", NULL, NULL,
      LOAD(preemptions)},
     {"baton_worker_pulls_total", "KV pulls by how they ended.", "outcome", "done", LOAD(pulls)},
@@ -45,6 +59,16 @@ static const total_spec totals[] = {
 
 enum { N_TOTALS = BT_ARRAY_LEN(totals) };
 
+typedef enum run_end {
+    RUN_OK,
+    RUN_CANCELLED,
+    RUN_DEADLINE,
+    RUN_FAILED,
+    N_RUN_ENDS,
+} run_end;
+
+static const char *const run_ends[N_RUN_ENDS] = {"ok", "cancelled", "deadline", "failed"};
+
 struct bt_meter {
     /* fixed after create */
     uint32_t blocks_total;
@@ -54,12 +78,19 @@ struct bt_meter {
     bt_gauge *blocks_live;
     bt_gauge *running;
     bt_gauge *waiting;
+    bt_gauge *stuck;
     bt_histogram *step;
+    bt_counter *runs[N_RUN_ENDS];
+    bt_histogram *queue;
+    bt_histogram *prefill;
+    bt_histogram *transfer;
+    bt_histogram *decode;
 
     uint64_t seen[N_TOTALS];
     bt_engine_stats engine;
     uint64_t prefill_tokens;
     uint64_t step_ns;
+    uint64_t last_step_ns;
     uint64_t prefill_token_ns;
 };
 
@@ -72,6 +103,29 @@ static uint64_t total_of(const bt_worker_tally *tally, size_t i)
 static uint64_t blend(uint64_t mean, uint64_t value)
 {
     return mean == 0 ? value : mean - mean / 16 + value / 16;
+}
+
+static bt_histogram *latency(bt_metrics *metrics, const char *name, const char *help)
+{
+    return bt_metrics_histogram(metrics, name, help, bt_metric_bounds_latency, BT_NO_LABELS);
+}
+
+static void register_runs(bt_meter *meter, bt_metrics *metrics)
+{
+    for (int i = 0; i < N_RUN_ENDS; i++) {
+        meter->runs[i] = bt_metrics_counter(metrics, "baton_worker_runs_total",
+                                            "Parts of requests that ended here, by how.",
+                                            BT_LABELS({"end", run_ends[i]}));
+    }
+    meter->queue =
+        latency(metrics, "baton_worker_queue_seconds", "Time from arrival until a run had blocks.");
+    meter->prefill =
+        latency(metrics, "baton_worker_prefill_seconds", "Time of computing a prompt here.");
+    meter->transfer = latency(metrics, "baton_worker_transfer_seconds",
+                              "Decode: time from when a prompt was computed and there was room for "
+                              "its KV until it was here. Prefill: until nobody read it any more.");
+    meter->decode = latency(metrics, "baton_worker_decode_seconds",
+                            "Time from a prompt's KV to the last token.");
 }
 
 static void register_metrics(bt_meter *meter, bt_metrics *metrics)
@@ -97,6 +151,8 @@ static void register_metrics(bt_meter *meter, bt_metrics *metrics)
         bt_metrics_gauge(metrics, requests, requests_help, BT_LABELS({"state", "running"}));
     meter->waiting =
         bt_metrics_gauge(metrics, requests, requests_help, BT_LABELS({"state", "waiting"}));
+    meter->stuck = bt_metrics_gauge(metrics, "baton_worker_stuck",
+                                    "1: the engine has work and does not move.", BT_NO_LABELS);
     meter->step =
         bt_metrics_histogram(metrics, "baton_worker_step_seconds", "Time of an engine step.",
                              bt_metric_bounds_latency, BT_NO_LABELS);
@@ -111,6 +167,7 @@ static void update_times(bt_meter *meter, const bt_engine_stats *engine, uint64_
     if (n_steps == 0) {
         return;
     }
+    meter->last_step_ns = busy_ns / n_steps;
     for (uint64_t i = 0; i < n_steps && i < 16; i++) {
         meter->step_ns = blend(meter->step_ns, busy_ns / n_steps);
         bt_histogram_observe_ns(meter->step, (int64_t)(busy_ns / n_steps));
@@ -131,6 +188,7 @@ bt_status bt_meter_create(bt_metrics *metrics, uint32_t blocks_total, bt_meter *
     meter->blocks_total = blocks_total;
     if (metrics != NULL) {
         register_metrics(meter, metrics);
+        register_runs(meter, metrics);
     }
     bt_gauge_set(meter->blocks_free, blocks_total);
     *out = meter;
@@ -140,6 +198,11 @@ bt_status bt_meter_create(bt_metrics *metrics, uint32_t blocks_total, bt_meter *
 void bt_meter_destroy(bt_meter *meter)
 {
     free(meter);
+}
+
+void bt_meter_set_stuck(bt_meter *meter, bool is_stuck)
+{
+    bt_gauge_set(meter->stuck, is_stuck ? 1 : 0);
 }
 
 void bt_meter_update(bt_meter *meter, const bt_worker_tally *tally, const bt_engine_stats *engine,
@@ -161,5 +224,38 @@ void bt_meter_update(bt_meter *meter, const bt_worker_tally *tally, const bt_eng
     update_times(meter, engine, now->prefill_tokens);
     *load = *now;
     load->step_ns = meter->step_ns;
+    load->last_step_ns = meter->last_step_ns;
     load->prefill_token_ns = meter->prefill_token_ns;
+}
+
+static run_end end_of(bt_status status)
+{
+    switch (status) {
+    case BT_OK:
+        return RUN_OK;
+    case BT_ECANCELLED:
+        return RUN_CANCELLED;
+    case BT_EDEADLINE:
+        return RUN_DEADLINE;
+    default:
+        return RUN_FAILED;
+    }
+}
+
+void bt_meter_run(bt_meter *meter, bt_link_mode mode, const bt_link_finished *finished)
+{
+    bt_counter_add(meter->runs[end_of(finished->status)], 1);
+    if (finished->status != BT_OK) {
+        return;
+    }
+    bt_histogram_observe_ns(meter->queue, (int64_t)finished->queue_ns);
+    if (mode != BT_LINK_MODE_DECODE) {
+        bt_histogram_observe_ns(meter->prefill, (int64_t)finished->prefill_ns);
+    }
+    if (finished->transfer_ns > 0) {
+        bt_histogram_observe_ns(meter->transfer, (int64_t)finished->transfer_ns);
+    }
+    if (mode != BT_LINK_MODE_PREFILL) {
+        bt_histogram_observe_ns(meter->decode, (int64_t)finished->decode_ns);
+    }
 }

@@ -20,9 +20,15 @@ typedef struct bt_meter bt_meter;
 BT_MUST_CHECK bt_status bt_meter_create(bt_metrics *metrics, uint32_t blocks_total, bt_meter **out);
 void bt_meter_destroy(bt_meter *meter);
 
+/* Whether the watchdog takes the engine for stuck. */
+void bt_meter_set_stuck(bt_meter *meter, bool is_stuck);
+
 /* Takes the counts after one or more steps; fills step_ns and prefill_token_ns of
  * tally->load into *load, with the rest copied. */
 void bt_meter_update(bt_meter *meter, const bt_worker_tally *tally, const bt_engine_stats *engine,
                      bt_link_load *load);
+
+/* A run has ended. */
+void bt_meter_run(bt_meter *meter, bt_link_mode mode, const bt_link_finished *finished);
 
 #endif /* BT_WORKER_METER_H */

@@ -5,6 +5,7 @@
  */
 #include "worker/run_table.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -158,6 +159,9 @@ bt_status bt_run_table_open(bt_run_table *table, const bt_link_run *request, int
         .transport = "",
         .open = true,
     };
+    if (request->label != NULL) {
+        snprintf(run->label, sizeof run->label, "%s", request->label);
+    }
     fill_sequence(seq, request, run, now_ns);
     append_open(table, run);
     *out = run;

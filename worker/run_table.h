@@ -27,8 +27,9 @@ typedef struct bt_worker_run {
     uint32_t n_blocks; /* of the known tokens */
     uint32_t max_tokens;
     int64_t arrived_ns;
-    int64_t deadline_ns;  /* INT64_MAX: none */
-    bt_link_kv_peer peer; /* with has_peer */
+    char label[BT_LINK_LABEL_MAX]; /* what the client calls the request; "" when nobody says */
+    int64_t deadline_ns;           /* INT64_MAX: none */
+    bt_link_kv_peer peer;          /* with has_peer */
     bool has_peer;
 
     /* The role's (prefill/worker.c, decode/worker.c draw how these change). */
@@ -52,6 +53,8 @@ typedef struct bt_worker_run {
     uint32_t generated_before; /* of n_tokens: n_tokens - n_prompt */
     int64_t computed_ns;       /* prefill: first token; decode: transfer done. 0: not yet */
     int64_t started_ns;        /* STARTED or PULL came; 0: not yet */
+    int64_t first_token_ns;    /* passed on to the router; 0: not yet */
+    uint32_t n_passed_on;      /* generated tokens passed on */
     uint64_t transfer_ns;
     uint64_t bytes_moved;
     uint32_t blocks_moved;

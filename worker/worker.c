@@ -23,6 +23,7 @@
 enum { EVENTS_PER_WAKE = 4096 }; /* then the loop gets its turn */
 
 static void arm_deadline(bt_worker *worker);
+static size_t on_explain(const char *request, bt_link_timeline *out, void *ctx);
 
 /* ------------------------------------------------------------------- from the routers ---- */
 
@@ -45,9 +46,10 @@ static void refuse(bt_worker *worker, const bt_link_run *run, bt_status status,
     };
     finished.error = *error;
     bt_log(BT_INFO,
-           "request refused: req=%016" PRIx64 "%016" PRIx64 " attempt=%" PRIu32
+           "request refused: req=%s id=%016" PRIx64 "%016" PRIx64 " attempt=%" PRIu32
            " status=%s why=\"%s\"",
-           run->id.hi, run->id.lo, run->attempt, bt_status_name(status), error->text);
+           run->label != NULL && run->label[0] != '\0' ? run->label : "-", run->id.hi, run->id.lo,
+           run->attempt, bt_status_name(status), error->text);
     bt_link_worker_finished(worker->link, &finished);
     flush(worker);
 }
@@ -134,6 +136,7 @@ static void on_drain(void *ctx)
 const bt_link_worker_callbacks bt_worker_link_callbacks = {
     .on_run = on_run,
     .on_cancel = on_cancel,
+    .on_explain = on_explain,
     .on_park = on_park,
     .on_resume = on_resume,
     .on_drain = on_drain,
@@ -198,12 +201,66 @@ static uint64_t oldest_waiting_ns(const bt_worker *worker, int64_t now_ns)
     return 0;
 }
 
+/* Requests that nothing but the engine keeps from going on: those that decode, and those that wait
+ * while it has no other that may hold their blocks. */
+static uint32_t count_ready(const bt_worker *worker)
+{
+    uint32_t n_waiting = 0;
+    for (const bt_worker_run *run = bt_run_table_next(worker->runs, NULL); run != NULL;
+         run = bt_run_table_next(worker->runs, run)) {
+        if (run->in_engine && (run->started || run->stopping)) {
+            return worker->load.requests_decoding;
+        }
+        n_waiting += run->in_engine;
+    }
+    return worker->load.requests_decoding + n_waiting;
+}
+
+/* What changes though no step ends. */
+static void fill_ages(bt_worker *worker)
+{
+    const int64_t now_ns = bt_clock_now_ns();
+    const int64_t since_ns = worker->watchdog.stuck_since_ns;
+    worker->load.oldest_waiting_ns = oldest_waiting_ns(worker, now_ns);
+    worker->load.step_age_ns = (uint64_t)bt_watchdog_age_ns(&worker->watchdog);
+    worker->load.stuck_ns = since_ns == 0 ? 0 : (uint64_t)(now_ns - since_ns) + 1;
+    worker->load.running_max = worker->options.running_max;
+}
+
+void bt_worker_on_watch(void *ctx)
+{
+    bt_worker *worker = ctx;
+    if (worker->state == BT_WORKER_STATE_CREATED || worker->state >= BT_WORKER_STATE_CLOSING) {
+        return;
+    }
+    bt_engine_stats engine;
+    bt_engine_get_stats(worker->engine, &engine);
+    const int64_t now_ns = bt_clock_now_ns();
+    const bool changed =
+        bt_watchdog_look(&worker->watchdog, &engine, count_ready(worker), now_ns);
+    const bool is_stuck = worker->watchdog.stuck_since_ns != 0;
+    if (changed && is_stuck) {
+        bt_log(BT_ERROR, "engine stuck: runs=%" PRIu32 " commands=%" PRIu64 " for_ms=%" PRId64
+                         " why=\"%s\"",
+               bt_run_table_n_open(worker->runs), engine.n_commands,
+               bt_watchdog_age_ns(&worker->watchdog) / 1000000, worker->watchdog.text);
+    } else if (changed) {
+        bt_log(BT_WARN, "engine moves again: runs=%" PRIu32, bt_run_table_n_open(worker->runs));
+    }
+    bt_meter_set_stuck(worker->meter, is_stuck);
+    fill_ages(worker);
+    bt_link_worker_load(worker->link, &worker->load); /* leaves with the link's next report */
+    if (changed) {
+        flush(worker);
+    }
+}
+
 void bt_worker_report(bt_worker *worker, const bt_worker_tally *tally)
 {
     bt_engine_stats engine;
     bt_engine_get_stats(worker->engine, &engine);
     bt_meter_update(worker->meter, tally, &engine, &worker->load);
-    worker->load.oldest_waiting_ns = oldest_waiting_ns(worker, bt_clock_now_ns());
+    fill_ages(worker);
     worker->load.draining = worker->state != BT_WORKER_STATE_SERVING;
     tell_blocks(worker);
     bt_link_worker_load(worker->link, &worker->load);
@@ -233,11 +290,15 @@ void bt_worker_stop_run(bt_worker *worker, bt_worker_run *run, bt_status status,
     worker->ops->stop(run, worker->ctx);
 }
 
-void bt_worker_run_token(bt_worker *worker, const bt_worker_run *run, uint32_t index,
-                         bool is_prompt, const bt_token_result *result)
+void bt_worker_run_token(bt_worker *worker, bt_worker_run *run, uint32_t index, bool is_prompt,
+                         const bt_token_result *result)
 {
     if (!is_prompt && run->max_tokens == 0) {
         return; /* only the prompt's scores were asked for */
+    }
+    if (!is_prompt) {
+        run->n_passed_on++;
+        run->first_token_ns = run->first_token_ns != 0 ? run->first_token_ns : bt_clock_now_ns();
     }
     const bt_link_tokens tokens = {
         .id = run->id,
@@ -304,6 +365,72 @@ static void fill_finished(const bt_worker_run *run, int64_t now_ns, bt_link_fini
     fill_times(run, now_ns, finished);
 }
 
+static uint64_t until_ns(const bt_worker_run *run, int64_t moment_ns)
+{
+    return moment_ns == 0 ? 0 : span_ns(run->arrived_ns, moment_ns);
+}
+
+/* What the loop thread knows of a run without its sequence, which may be the engine's. */
+static void fill_timeline(const bt_worker_run *run, int64_t now_ns, bt_link_timeline *t)
+{
+    *t = (bt_link_timeline){
+        .id = run->id,
+        .attempt = run->attempt,
+        .mode = run->mode,
+        .open = true,
+        .status = run->status,
+        .error = run->error,
+        .reason = run->reason,
+        .arrived_unix_ns = (uint64_t)(bt_clock_wall_ns() - (now_ns - run->arrived_ns)),
+        .started_ns = until_ns(run, run->started_ns),
+        .computed_ns = until_ns(run, run->computed_ns),
+        .first_token_ns = until_ns(run, run->first_token_ns),
+        .ended_ns = until_ns(run, now_ns),
+        .prompt_tokens = run->n_prompt,
+        .generated_tokens = run->n_passed_on,
+        .blocks_moved = run->blocks_moved,
+        .blocks_skipped = run->blocks_skipped,
+        .bytes_moved = run->bytes_moved,
+    };
+    if (run->mode == BT_LINK_MODE_PREFILL && run->transfer_ns > 0) {
+        t->transferred_ns = t->computed_ns + run->transfer_ns;
+    }
+    snprintf(t->label, sizeof t->label, "%s", run->label);
+    snprintf(t->transport, sizeof t->transport, "%s", run->transport);
+    if (run->has_peer) {
+        snprintf(t->peer, sizeof t->peer, "%s", run->peer.name);
+    }
+}
+
+static void remember(bt_worker *worker, const bt_worker_run *run, const bt_link_finished *f,
+                     int64_t now_ns)
+{
+    bt_link_timeline t;
+    fill_timeline(run, now_ns, &t);
+    t.open = false;
+    t.reason = f->reason;
+    t.started_ns = t.started_ns != 0 ? t.started_ns : until_ns(run, run->seq->started_ns);
+    t.computed_ns = t.computed_ns != 0 ? t.computed_ns : until_ns(run, run->seq->first_token_ns);
+    t.cached_tokens = f->cached_tokens;
+    t.generated_tokens = f->generated_tokens;
+    t.preemptions = f->preemptions;
+    bt_timeline_ring_add(worker->ring, &t);
+}
+
+/* Runs that are open first: who asks while a request hangs wants to see where. */
+static size_t on_explain(const char *request, bt_link_timeline *out, void *ctx)
+{
+    const bt_worker *worker = ctx;
+    size_t n = 0;
+    for (const bt_worker_run *run = bt_run_table_next(worker->runs, NULL);
+         run != NULL && n < BT_LINK_TIMELINES_MAX; run = bt_run_table_next(worker->runs, run)) {
+        if (bt_link_is_request(request, run->id, run->label)) {
+            fill_timeline(run, bt_clock_now_ns(), &out[n++]);
+        }
+    }
+    return n + bt_timeline_ring_find(worker->ring, request, out + n, BT_LINK_TIMELINES_MAX - n);
+}
+
 static void log_finished(const bt_worker_run *run, const bt_link_finished *f)
 {
     static const char *const modes[] = {
@@ -312,14 +439,14 @@ static void log_finished(const bt_worker_run *run, const bt_link_finished *f)
         [BT_LINK_MODE_WHOLE] = "whole",
     };
     bt_log(BT_INFO,
-           "request done: req=%016" PRIx64 "%016" PRIx64 " attempt=%" PRIu32
+           "request done: req=%s id=%016" PRIx64 "%016" PRIx64 " attempt=%" PRIu32
            " mode=%s status=%s prompt=%" PRIu32 " cached=%" PRIu32 " generated=%" PRIu32
            " queue_us=%" PRIu64 " prefill_us=%" PRIu64 " transfer_us=%" PRIu64 " decode_us=%" PRIu64
            " blocks=%" PRIu32 " bytes=%" PRIu64 " parts_left=%" PRIu32 " why=\"%s\"",
-           f->id.hi, f->id.lo, f->attempt, modes[run->mode], bt_status_name(f->status),
-           f->prompt_tokens, f->cached_tokens, f->generated_tokens, f->queue_ns / 1000,
-           f->prefill_ns / 1000, f->transfer_ns / 1000, f->decode_ns / 1000, f->blocks_moved,
-           f->bytes_moved, run->parts_left, f->error.text);
+           run->label[0] != '\0' ? run->label : "-", f->id.hi, f->id.lo, f->attempt,
+           modes[run->mode], bt_status_name(f->status), f->prompt_tokens, f->cached_tokens,
+           f->generated_tokens, f->queue_ns / 1000, f->prefill_ns / 1000, f->transfer_ns / 1000,
+           f->decode_ns / 1000, f->blocks_moved, f->bytes_moved, run->parts_left, f->error.text);
 }
 
 bool bt_worker_finish_run(bt_worker *worker, bt_worker_run *run)
@@ -328,8 +455,11 @@ bool bt_worker_finish_run(bt_worker *worker, bt_worker_run *run)
         return false;
     }
     bt_link_finished finished;
-    fill_finished(run, bt_clock_now_ns(), &finished);
+    const int64_t now_ns = bt_clock_now_ns();
+    fill_finished(run, now_ns, &finished);
     log_finished(run, &finished);
+    remember(worker, run, &finished, now_ns);
+    bt_meter_run(worker->meter, run->mode, &finished);
     bt_link_worker_finished(worker->link, &finished);
     bt_run_table_close(worker->runs, run);
     flush(worker);

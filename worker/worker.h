@@ -40,6 +40,8 @@ typedef struct bt_worker_options {
     bt_cluster_key cluster_key;                  /* the same on every member */
     bool allow_mixed_numerics;
     bool no_prefix_cache;
+    uint32_t cached_blocks_max; /* most that the prefix cache keeps; as many as the pool has */
+    uint32_t ring_runs;         /* ended runs that it remembers; 1,024. UINT32_MAX: none */
     uint32_t requests_max; /* runs open at a time; 256 */
     uint32_t running_max;  /* sequences in one step; 64 */
     uint32_t token_budget; /* rows of a step; 512 */
@@ -54,6 +56,7 @@ typedef struct bt_worker_options {
     uint32_t lease_ms;              /* BT_KV_LEASE_MS */
     uint64_t kv_rate_limit_bytes_s; /* 0: none */
     uint32_t load_ms;               /* period of load reports; 200 */
+    uint32_t stuck_after_ms;        /* an engine that has not moved for so long is stuck; 10,000 */
     bt_loop_fn drain; /* a router asks this worker to drain and exit: bt_worker_stop() is up to the
                        * owner. NULL: ignored */
     void *drain_ctx;
@@ -121,7 +124,7 @@ void bt_worker_stop_run(bt_worker *worker, bt_worker_run *run, bt_status status,
                         ...);
 
 /* Passes one token of the run on to its router, with the next flush. */
-void bt_worker_run_token(bt_worker *worker, const bt_worker_run *run, uint32_t index,
+void bt_worker_run_token(bt_worker *worker, bt_worker_run *run, uint32_t index,
                          bool is_prompt, const bt_token_result *result);
 
 /* Ends the run when neither engine nor transfer has it any more: FINISHED goes out, the slot is

@@ -5,6 +5,8 @@
 
 #include "worker/admission.h"
 #include "worker/meter.h"
+#include "worker/watchdog.h"
+#include "worker/timeline.h"
 #include "worker/worker.h"
 
 enum { BT_WORKER_BLOCKS_BATCH = 64 }; /* block events told in one call */
@@ -36,10 +38,13 @@ struct bt_worker {
     bt_run_table *runs;
     bt_engine *engine;
     bt_meter *meter;
+    bt_timeline_ring *ring;
     bt_link_worker *link;
     bt_wake *wake;
     bt_timer *deadline_timer;
     bt_timer *grace_timer;
+    bt_timer *watch_timer;
+    bt_watchdog watchdog;
     void *event; /* room for one */
 
     bt_worker_state state;
@@ -58,6 +63,7 @@ struct bt_worker {
 extern const bt_link_worker_callbacks bt_worker_link_callbacks;
 void bt_worker_on_wake(void *ctx);
 void bt_worker_on_deadline(void *ctx);
+void bt_worker_on_watch(void *ctx); /* each load_ms, whatever the engine does */
 void bt_worker_ring(void *ctx); /* any thread */
 
 /* worker_life.c: goes on with stopping when no run is open. */

@@ -27,9 +27,10 @@ enum {
     CHUNK_DEFAULT = 256,
     KV_PEERS_MAX_DEFAULT = 64,
     LOAD_MS_DEFAULT = 200,
+    RING_RUNS_DEFAULT = 1024,
     EVENTS_MAX = 8192,    /* of the engine's queue */
     LINK_GRACE_MS = 500,  /* for the last messages */
-    STALL_S_MAX = 30,     /* a step longer than this is no progress */
+    STUCK_AFTER_MS_DEFAULT = 10000,
     SCORED_ROWS_MAX = 64, /* rows of a prompt that a step can score (echo); a block at least */
 };
 
@@ -50,6 +51,9 @@ static bt_worker_options with_defaults(const bt_worker_options *options)
     o.kv_peers_max = or_default(o.kv_peers_max, KV_PEERS_MAX_DEFAULT);
     o.lease_ms = or_default(o.lease_ms, BT_KV_LEASE_MS);
     o.load_ms = or_default(o.load_ms, LOAD_MS_DEFAULT);
+    o.stuck_after_ms = or_default(o.stuck_after_ms, STUCK_AFTER_MS_DEFAULT);
+    o.cached_blocks_max = or_default(o.cached_blocks_max, UINT32_MAX);
+    o.ring_runs = or_default(o.ring_runs, RING_RUNS_DEFAULT);
     /* A step has room for a row of each sequence and one more block of a prompt. */
     if (o.token_budget > BT_KV_BLOCK_TOKENS &&
         o.running_max > o.token_budget - BT_KV_BLOCK_TOKENS) {
@@ -121,7 +125,7 @@ static bt_status make_memory(bt_worker *worker, bt_error *err)
     }
     const bt_kv_cache_options cache = {
         .pool = worker->pool,
-        .cached_blocks_max = o->no_prefix_cache ? 0 : UINT32_MAX,
+        .cached_blocks_max = o->no_prefix_cache ? 0 : o->cached_blocks_max,
     };
     status = bt_kv_cache_create(&cache, &worker->cache);
     if (status == BT_OK) {
@@ -130,6 +134,10 @@ static bt_status make_memory(bt_worker *worker, bt_error *err)
     }
     if (status == BT_OK) {
         status = bt_meter_create(o->metrics, o->pool_blocks, &worker->meter);
+    }
+    if (status == BT_OK) {
+        status = bt_timeline_ring_create(o->ring_runs == UINT32_MAX ? 0 : o->ring_runs,
+                                         &worker->ring);
     }
     if (status == BT_OK) {
         worker->event = calloc(1, worker->ops->event_bytes);
@@ -151,6 +159,9 @@ static bt_status make_handles(bt_worker *worker, bt_error *err)
     }
     if (status == BT_OK) {
         status = bt_timer_create(worker->loop, on_grace_over, worker, &worker->grace_timer);
+    }
+    if (status == BT_OK) {
+        status = bt_timer_create(worker->loop, bt_worker_on_watch, worker, &worker->watch_timer);
     }
     if (status != BT_OK) {
         bt_error_set(err, status, "cannot make the worker's timers: %s", bt_status_text(status));
@@ -176,6 +187,8 @@ bt_status bt_worker_create(bt_loop *loop, bt_rpc *rpc, const bt_worker_options *
     worker->ops = ops;
     worker->ctx = ctx;
     worker->deadline_ns = INT64_MAX;
+    bt_watchdog_init(&worker->watchdog, (int64_t)with.stuck_after_ms * 1000000,
+                     (int64_t)with.load_ms * 1000000);
     snprintf(worker->name, sizeof worker->name, "%s", options->name);
     worker->options.name = worker->name;
     do {
@@ -249,6 +262,7 @@ bt_status bt_worker_start(bt_worker *worker, const bt_engine_scheduler *table, c
         return status;
     }
     worker->load.blocks_free = worker->options.pool_blocks;
+    worker->load.running_max = worker->options.running_max;
     bt_link_worker_load(worker->link, &worker->load);
     status = bt_engine_start(worker->engine, table);
     if (status != BT_OK) {
@@ -256,6 +270,7 @@ bt_status bt_worker_start(bt_worker *worker, const bt_engine_scheduler *table, c
                             bt_status_text(status));
     }
     worker->state = BT_WORKER_STATE_SERVING;
+    bt_timer_start(worker->watch_timer, worker->options.load_ms, worker->options.load_ms);
     bt_log(BT_INFO, "worker started: name=%s kernels=%s pool_blocks=%" PRIu32 " routers=%" PRIu32,
            worker->name, hello.kernels, hello.pool_blocks, worker->options.n_routers);
     return BT_OK;
@@ -338,9 +353,11 @@ void bt_worker_halt(bt_worker *worker)
     bt_wake_destroy(worker->wake);
     bt_timer_destroy(worker->deadline_timer);
     bt_timer_destroy(worker->grace_timer);
+    bt_timer_destroy(worker->watch_timer);
     worker->wake = NULL;
     worker->deadline_timer = NULL;
     worker->grace_timer = NULL;
+    worker->watch_timer = NULL;
 }
 
 void bt_worker_destroy(bt_worker *worker)
@@ -354,6 +371,7 @@ void bt_worker_destroy(bt_worker *worker)
     bt_kv_cache_destroy(worker->cache);
     bt_kv_pool_destroy(worker->pool);
     bt_meter_destroy(worker->meter);
+    bt_timeline_ring_destroy(worker->ring);
     free(worker->event);
     free(worker);
 }
@@ -453,14 +471,7 @@ static const char *why_not_ready(const bt_worker *worker)
     if (worker->state != BT_WORKER_STATE_SERVING) {
         return "shutting down";
     }
-    bt_engine_stats engine;
-    bt_engine_get_stats(worker->engine, &engine);
-    const int64_t step_ns =
-        engine.step_began_ns != 0 ? bt_clock_now_ns() - engine.step_began_ns : 0;
-    if (step_ns / 1000000000 > STALL_S_MAX) {
-        return "the engine's step does not end";
-    }
-    return NULL;
+    return worker->watchdog.stuck_since_ns != 0 ? "the engine does not move" : NULL;
 }
 
 void bt_worker_get_health(const bt_worker *worker, bt_worker_health *out)
@@ -481,4 +492,5 @@ void bt_worker_get_health(const bt_worker *worker, bt_worker_health *out)
 void bt_worker_tick(bt_worker *worker)
 {
     bt_worker_on_deadline(worker);
+    bt_worker_on_watch(worker);
 }

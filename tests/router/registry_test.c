@@ -127,7 +127,7 @@ static void a_view_takes_the_larger_of_report_and_own_count(void **state)
     assert_int_equal(worker->prefill_tokens, 0);
 }
 
-static void silent_draining_and_full_workers_are_not_ready(void **state)
+static void silent_and_draining_workers_are_not_ready_and_busy_ones_are_full(void **state)
 {
     bt_router_registry *registry = *state;
     bt_router_worker *worker = add(registry, "a", 1, 0);
@@ -139,8 +139,12 @@ static void silent_draining_and_full_workers_are_not_ready(void **state)
     assert_false(view_of(registry, second_ns, true).ready);
     load = (bt_link_load){.requests_running = 4};
     bt_router_registry_report(worker, &load, second_ns);
+    assert_true(view_of(registry, second_ns, true).ready);
+    assert_true(view_of(registry, second_ns, true).full);
+    assert_false(view_of(registry, second_ns, false).full);
+    load = (bt_link_load){.stuck_ns = 1};
+    bt_router_registry_report(worker, &load, second_ns);
     assert_false(view_of(registry, second_ns, true).ready);
-    assert_true(view_of(registry, second_ns, false).ready);
 }
 
 static void other_models_and_foreign_block_sizes_stay_out(void **state)
@@ -183,7 +187,7 @@ int main(void)
                                         make_registry, destroy_registry),
         cmocka_unit_test_setup_teardown(a_view_takes_the_larger_of_report_and_own_count,
                                         make_registry, destroy_registry),
-        cmocka_unit_test_setup_teardown(silent_draining_and_full_workers_are_not_ready,
+        cmocka_unit_test_setup_teardown(silent_and_draining_workers_are_not_ready_and_busy_ones_are_full,
                                         make_registry, destroy_registry),
         cmocka_unit_test_setup_teardown(other_models_and_foreign_block_sizes_stay_out,
                                         make_registry, destroy_registry),

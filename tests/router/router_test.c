@@ -369,7 +369,8 @@ static void a_complete_reply_that_nobody_reads_holds_no_slot_for_ever(void **sta
 {
     rig *r = *state;
     r->options.slow_client_bytes = 64 << 20;
-    r->options.read_time_ms = 100;
+    r->options.client_bytes_max = 0;
+    r->options.read_time_ms = 2000; /* the reply is complete sooner */
     (void)start_split(state);
     char *reply;
     rig_client *c = start_long_reply(r, 40000, &reply);
@@ -381,6 +382,45 @@ static void a_complete_reply_that_nobody_reads_holds_no_slot_for_ever(void **sta
     rig_wait_metric(r, "baton_router_requests_running 0");
     read_on(c);
     rig_expect_error(c, BT_RPC_ABORTED, "did not read the rest of its reply");
+    free(reply);
+}
+
+static void a_client_that_takes_nothing_for_too_long_is_cut_off_in_mid_stream(void **state)
+{
+    rig *r = *state;
+    r->options.slow_client_bytes = 64 << 20;
+    r->options.read_time_ms = 300;
+    (void)start_split(state);
+    char *reply;
+    rig_client *c = start_long_reply(r, 100000, &reply);
+    rig_worker *d = &r->workers[1];
+    for (uint32_t n = 1000; n <= 20000 && d->n_cancels == 0; n += 1000) {
+        rig_resume(d, n);
+        rig_idle(r);
+    }
+    rig_wait_cancels(d, 1);
+    read_on(c);
+    rig_expect_error(c, BT_RPC_ABORTED, "it has taken nothing of its reply for");
+    free(reply);
+}
+
+/* Unread replies and requests of one client count together. */
+static void a_client_has_so_many_bytes_over_all_its_streams(void **state)
+{
+    rig *r = *state;
+    r->options.slow_client_bytes = 64 << 20;
+    r->options.client_bytes_max = 1 << 20;
+    (void)start_split(state);
+    char *reply;
+    rig_client *c = start_long_reply(r, 100000, &reply);
+    rig_worker *d = &r->workers[1];
+    for (uint32_t n = 1000; n <= 40000 && d->n_cancels == 0; n += 1000) {
+        rig_resume(d, n);
+        rig_idle(r);
+    }
+    rig_wait_cancels(d, 1);
+    read_on(c);
+    rig_expect_error(c, BT_RPC_ABORTED, "client '127.0.0.1' has");
     free(reply);
 }
 
@@ -474,6 +514,8 @@ static const struct CMUnitTest tests[] = {
     RIG_TEST(a_deadline_stops_on_all_workers),
     RIG_TEST(a_client_that_does_not_read_is_cut_off),
     RIG_TEST(a_complete_reply_that_nobody_reads_holds_no_slot_for_ever),
+    RIG_TEST(a_client_that_takes_nothing_for_too_long_is_cut_off_in_mid_stream),
+    RIG_TEST(a_client_has_so_many_bytes_over_all_its_streams),
     RIG_TEST(chat_and_token_ids_are_prompts_too),
     RIG_TEST(a_cache_salt_changes_the_chain),
     RIG_TEST(requests_follow_their_cached_prefix),
