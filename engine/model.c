@@ -26,7 +26,8 @@ static const uint32_t numerics_version = 1;
 enum {
     NAME_MAX_BYTES = 128,
     ROPE_SAMPLE_POSITIONS = 16,
-    HEAD_DIM_MAX = 256, /* as the loader has it */
+    HEAD_DIM_MAX = 256,                 /* as the loader has it */
+    ROPE_BYTES_MAX = 512 * 1024 * 1024, /* a context of 1M of 128 dimensions */
 };
 
 struct bt_model {
@@ -72,12 +73,22 @@ static bt_status take_buffers(bt_model *model)
     return complete ? BT_OK : BT_ENOMEM;
 }
 
-static bt_status make_rope(bt_model *model, const bt_rope *rope)
+/* The file alone says how long its context is: not more than what takes a second to fill. */
+static bt_status make_rope(bt_model *model, const bt_rope *rope, bt_error *err)
 {
+    const size_t n = (size_t)model->params.context * rope->n_rope;
+    if (n > ROPE_BYTES_MAX / sizeof(float)) {
+        return bt_error_set(err, BT_EUNSUPPORTED,
+                            "a context of %u tokens, and at most %zu are supported. Give a "
+                            "smaller --context-max",
+                            model->params.context, ROPE_BYTES_MAX / sizeof(float) / rope->n_rope);
+    }
     model->n_rope = rope->n_rope;
-    model->rope = bt_alloc_array((size_t)model->params.context * rope->n_rope, sizeof(float));
+    model->rope = bt_alloc_array(n, sizeof(float));
     if (!model->rope) {
-        return BT_ENOMEM;
+        return bt_error_set(err, BT_ENOMEM,
+                            "no memory for a context of %u tokens. Lower --context-max",
+                            model->params.context);
     }
     bt_rope_fill(rope, model->params.context, model->rope);
     return BT_OK;
@@ -180,12 +191,14 @@ static bt_status load_file(bt_model *model, const bt_gguf *gguf, const bt_model_
                            options->kv_format)) {
         return bt_error_set(err, BT_EUNSUPPORTED, "a KV block of this shape is too large");
     }
-    if (make_rope(model, &rope) != BT_OK || take_buffers(model) != BT_OK) {
-        return bt_error_set(err, BT_ENOMEM,
-                            "no memory for steps of %u rows and a context of %u. Lower them",
-                            model->rows_max, p->context);
+    status = make_rope(model, &rope, err);
+    if (status == BT_OK && take_buffers(model) != BT_OK) {
+        status = bt_error_set(err, BT_ENOMEM, "no memory for steps of %u rows. Lower their number",
+                              model->rows_max);
     }
-    status = make_backend(model, options, err);
+    if (status == BT_OK) {
+        status = make_backend(model, options, err);
+    }
     if (status == BT_OK) {
         status = bt_weights_load(gguf, p, model->backend, options->progress, options->progress_ctx,
                                  &model->weights, err);

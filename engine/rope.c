@@ -104,7 +104,7 @@ bt_status bt_rope_read(const bt_gguf *gguf, const char *arch, uint32_t head_dim,
     if (status != BT_OK) {
         return status;
     }
-    if (!isfinite(rope.base) || rope.base < 1.0F) {
+    if (!isfinite(rope.base) || rope.base <= 1.0F) {
         return bt_error_set(err, BT_EINVAL, "'%s' is %g, not a number above 1", key,
                             (double)rope.base);
     }
