@@ -85,11 +85,13 @@ bt_status bt_queue_create(size_t item_bytes, size_t capacity, bt_queue **out)
     memset(queue, 0, sizeof *queue);
     queue->item_bytes = item_bytes;
     queue->capacity = rounded;
-    queue->slots = malloc(slots_bytes);
+    const size_t whole_bytes = bt_div_ceil(slots_bytes, LINE_BYTES) * LINE_BYTES;
+    queue->slots = aligned_alloc(LINE_BYTES, whole_bytes);
     if (!queue->slots) {
         free(queue);
         return BT_ENOMEM;
     }
+    memset(queue->slots, 0, whole_bytes); /* touched: it does not grow while it is first filled */
     *out = queue;
     return BT_OK;
 }

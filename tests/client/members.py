@@ -40,7 +40,7 @@ def demo_model():
 
 
 def tiny_model(name, folder):
-    """Writes the model `odd` or `wide` of tests/support/tiny_model.h; returns its path."""
+    """Writes the model `odd`, `wide` or `long` of tests/support/tiny_model.h; returns its path."""
     path = os.path.join(folder, name + ".gguf")
     subprocess.run([path_of("BATON_MAKE_TINY_MODEL", ".bazel-bin/tests/support/make_tiny_model"), name, path], check=True)
     return path
@@ -65,7 +65,7 @@ class Members:
         self.channel = None
         self.closed = False
         try:
-            self.model = tiny_model(model, self.folder) if model in ("odd", "wide") else model
+            self.model = tiny_model(model, self.folder) if model in ("odd", "wide", "long") else model
             self.start("router", "router", "--model", self.model, "--listen", "127.0.0.1:0", "--attach", "127.0.0.1:0",
                        "--admin", "127.0.0.1:0", *router_options)
             ports = self.wait_log("router", r"client_port=(\d+) attach_port=(\d+)")

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* make_tiny_model odd|wide FILE - writes one of tiny_model.h's models, for tests in Python. */
+/* make_tiny_model odd|wide|long FILE - writes one of tiny_model.h's models, for tests in Python. */
 #include <stdio.h>
 #include <string.h>
 
@@ -12,9 +12,11 @@ int main(int argc, char **argv)
         model = &bt_tiny_model_odd;
     } else if (argc == 3 && strcmp(argv[1], "wide") == 0) {
         model = &bt_tiny_model_wide;
+    } else if (argc == 3 && strcmp(argv[1], "long") == 0) {
+        model = &bt_tiny_model_long;
     }
     if (model == NULL) {
-        fprintf(stderr, "usage: make_tiny_model odd|wide FILE\n");
+        fprintf(stderr, "usage: make_tiny_model odd|wide|long FILE\n");
         return 2;
     }
     const bt_status status = bt_tiny_model_write(model, argv[2]);

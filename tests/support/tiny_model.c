@@ -20,6 +20,18 @@ const bt_tiny_model bt_tiny_model_odd = {
     .tied = true,
 };
 
+const bt_tiny_model bt_tiny_model_long = {
+    .n_layers = 3,
+    .dim = 40,
+    .n_heads = 5,
+    .n_kv_heads = 5,
+    .head_dim = 8,
+    .n_ffn = 75,
+    .context = 4096,
+    .seed = 7,
+    .tied = true,
+};
+
 const bt_tiny_model bt_tiny_model_wide = {
     .n_layers = 2,
     .dim = 192,

@@ -35,6 +35,9 @@ extern const bt_tiny_model bt_tiny_model_odd;
 /* Head size 64, grouped-query attention 3 to 1. */
 extern const bt_tiny_model bt_tiny_model_wide;
 
+/* As odd, with a context of 4,096. */
+extern const bt_tiny_model bt_tiny_model_long;
+
 /* Writes the model as GGUF with F32 weights. */
 BT_MUST_CHECK bt_status bt_tiny_model_write(const bt_tiny_model *model, const char *path);
 
