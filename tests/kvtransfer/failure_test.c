@@ -153,6 +153,8 @@ static uint64_t run_with_fault(bt_kv_transport transport, bool at_sink, bt_kv_fa
         }
     }
     expect_clean_end(&rig);
+    /* Whatever breaks on the way, another source may serve: it is not the request's own fault. */
+    assert_int_not_equal(kv_rig_end_of(&rig, 1)->status, BT_EPERMISSION);
     if (fault.flip_at == 0 && fault.cut_at == 0) {
         assert_int_equal(kv_rig_end_of(&rig, 1)->n_done, 1);
     }
@@ -177,7 +179,8 @@ static void a_flipped_byte_anywhere_harms_nothing(void **state)
     const bt_kv_transport transport = *(const bt_kv_transport *)*state;
     for (int at_sink = 0; at_sink < 2; at_sink++) {
         const uint64_t all = run_with_fault(transport, at_sink, (bt_kv_fault){0});
-        for (uint64_t n = 1; n <= all; n += 71) {
+        /* Each byte of the handshake. */
+        for (uint64_t n = 1; n <= all; n += n < 1000 ? 5 : 71) {
             (void)run_with_fault(transport, at_sink, (bt_kv_fault){.flip_at = n});
         }
     }
@@ -237,6 +240,81 @@ static void a_part_that_was_wrong_once_is_asked_for_again(void **state)
     assert_int_equal(end->stats.parts_retried, 1);
     kv_rig_expect_moved(rig, 2, BLOCKS, 0);
     assert_true(kv_rig_run_released(rig, 1));
+}
+
+static void open_for_long(kv_rig *rig, uint32_t i)
+{
+    const int64_t deadline_ns = rig->now_ns + 100000 * (int64_t)MS;
+    assert_int_equal(bt_kv_sink_open(rig->sink, kv_rig_name(i), &rig->peer, deadline_ns, NULL),
+                     BT_OK);
+    rig->opened[i] = true;
+}
+
+/* Two pulls by a sink that stops for a while. */
+static void begin_held(kv_rig *rig, bt_kv_transport transport, bt_kv_fault *fault)
+{
+    kv_rig_create(rig, transport);
+    rig->sink_options.fault = fault;
+    kv_rig_start_source(rig);
+    kv_rig_start_sink(rig);
+    for (uint32_t i = 1; i <= 2; i++) {
+        kv_rig_offer(rig, i, 30 * i, 4);
+        open_for_long(rig, i);
+        kv_rig_pull(rig, i, 30 * i, 4, 0);
+    }
+    kv_rig_run_for(rig, 5);
+    bt_kv_fault_hold(fault, true);
+}
+
+static void a_slow_answer_to_a_revoke_holds_that_transfer_alone(void **state)
+{
+    kv_rig rig;
+    bt_kv_fault fault = {0};
+    begin_held(&rig, *(const bt_kv_transport *)*state, &fault);
+    assert_int_equal(bt_kv_source_cancel(rig.source, kv_rig_name(1), BT_EABORTED, "drains"), BT_OK);
+    for (int i = 0; i < 10; i++) { /* 5 s */
+        kv_rig_advance(&rig, 500);
+        kv_rig_run_for(&rig, 1);
+    }
+    /* A sink that maps our memory may still read it; over others we are the only reader. */
+    assert_int_equal(kv_rig_end_of(&rig, 1)->n_released, rig.transport != BT_KV_TRANSPORT_SHM);
+    assert_int_equal(kv_rig_end_of(&rig, 2)->n_released, 0);
+    bt_kv_fault_hold(&fault, false);
+    assert_true(kv_rig_run_done(&rig, 1));
+    assert_int_equal(kv_rig_end_of(&rig, 1)->status, BT_EABORTED);
+    assert_true(kv_rig_run_released(&rig, 1));
+    assert_int_equal(kv_rig_end_of(&rig, 1)->outcome, BT_KV_OUTCOME_CANCELLED);
+    kv_rig_announce_all(&rig, 2, 4);
+    kv_rig_complete(&rig, 2, "", false);
+    assert_true(kv_rig_run_done(&rig, 2));
+    assert_int_equal(kv_rig_end_of(&rig, 2)->n_done, 1);
+    assert_true(kv_rig_run_released(&rig, 2));
+    assert_int_equal(bt_kv_source_counters_get(rig.source)->peers_lost, 0);
+    kv_rig_destroy(&rig);
+}
+
+static void a_sink_that_stops_for_good_holds_blocks_for_a_lease(void **state)
+{
+    kv_rig rig;
+    bt_kv_fault fault = {0};
+    begin_held(&rig, *(const bt_kv_transport *)*state, &fault);
+    for (int i = 0; i < 19; i++) { /* 9.5 s */
+        kv_rig_advance(&rig, 500);
+        kv_rig_run_for(&rig, 1);
+    }
+    assert_int_equal(kv_rig_end_of(&rig, 1)->n_released + kv_rig_end_of(&rig, 2)->n_released, 0);
+    kv_rig_advance(&rig, 700);  /* the lease is over */
+    kv_rig_advance(&rig, 1100); /* and so is the grace */
+    for (uint32_t i = 1; i <= 2; i++) {
+        assert_int_equal(kv_rig_end_of(&rig, i)->n_released, 1);
+        assert_int_equal(kv_rig_end_of(&rig, i)->outcome, BT_KV_OUTCOME_EXPIRED);
+    }
+    assert_int_equal(bt_kv_source_counters_get(rig.source)->peers_open, 0);
+    bt_kv_fault_hold(&fault, false);
+    assert_true(kv_rig_run_done(&rig, 1));
+    assert_true(kv_rig_run_done(&rig, 2));
+    kv_rig_expect_untouched(&rig);
+    kv_rig_destroy(&rig);
 }
 
 static void an_offer_that_nobody_links_expires(void **state)
@@ -497,6 +575,8 @@ int main(void)
         CASES_ON_ALL(a_cancel_by_the_source_ends_every_state),
         CASES_ON_ALL(a_connection_that_breaks_anywhere_ends_both_sides),
         CASES_ON_ALL(a_flipped_byte_anywhere_harms_nothing),
+        CASES_ON_ALL(a_slow_answer_to_a_revoke_holds_that_transfer_alone),
+        CASES_ON_ALL(a_sink_that_stops_for_good_holds_blocks_for_a_lease),
         ON_ALL(a_part_that_stays_wrong_fails_the_transfer),
         ON_ALL(a_part_that_was_wrong_once_is_asked_for_again),
         ON_ALL(an_offer_that_nobody_links_expires),

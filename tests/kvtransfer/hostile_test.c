@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -276,6 +277,75 @@ static void a_silent_sink_loses_its_lease(void **state)
     hand_close(&h);
 }
 
+/* It maps our memory, keeps its lease, and does not answer the REVOKE: its blocks are held for a
+ * lease, then the connection goes. */
+static void a_sink_that_never_lets_go_is_cut_off_after_a_lease(void **state)
+{
+    (void)state;
+    kv_rig rig;
+    kv_rig_setup(&rig, BT_KV_TRANSPORT_SHM);
+    char address[128];
+    hand *h = malloc(sizeof *h);
+    assert_non_null(h);
+    (void)snprintf(address, sizeof address, "unix:%s", rig.peer.shm);
+    kv_rig_offer(&rig, 1, 0, 3);
+    hand_connect_to(&rig, h, address);
+    hand_hello(&rig, h);
+    const bt_frame pull = pull_frame(1);
+    const bt_frame renew = {.type = BT_FRAME_RENEW};
+    hand_put(&rig, h, &pull);
+    assert_int_equal(bt_kv_source_cancel(rig.source, kv_rig_name(1), BT_EABORTED, ""), BT_OK);
+    for (int i = 0; i < 4; i++) {
+        kv_rig_advance(&rig, 2400);
+        hand_put(&rig, h, &renew);
+    }
+    assert_int_equal(kv_rig_end_of(&rig, 1)->n_released, 0);
+    kv_rig_advance(&rig, 600);
+    assert_true(kv_rig_run_released(&rig, 1));
+    assert_int_equal(kv_rig_end_of(&rig, 1)->outcome, BT_KV_OUTCOME_CANCELLED);
+    assert_true(hand_is_closed(h));
+    hand_close(h);
+    free(h);
+    kv_rig_destroy(&rig);
+}
+
+static bool has_a_peer(kv_rig *rig, void *ctx)
+{
+    (void)ctx;
+    return bt_kv_source_counters_get(rig->source)->peers_open > 0;
+}
+
+/* A connection that can't be accepted waits in the queue, and the loop sleeps meanwhile: with a
+ * spinning one it would never block. */
+static void accepting_pauses_without_descriptors(void **state)
+{
+    kv_rig *rig = *state;
+    struct rlimit before;
+    struct rusage start;
+    struct rusage end;
+    bt_socket_address address;
+    int fd;
+    assert_int_equal(bt_socket_resolve(rig->peer.tcp, false, &address, NULL), BT_OK);
+    assert_int_equal(bt_socket_connect(&address, &fd, NULL), BT_OK);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    const int next = dup(fd);
+    assert_true(next >= 0);
+    bt_socket_close(next);
+    struct rlimit none = before;
+    none.rlim_cur = (rlim_t)next;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    enum { POLLS = 100 };
+    assert_int_equal(getrusage(RUSAGE_SELF, &start), 0);
+    kv_rig_run_for(rig, POLLS);
+    assert_int_equal(getrusage(RUSAGE_SELF, &end), 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_true(end.ru_nvcsw - start.ru_nvcsw > POLLS / 4);
+    assert_int_equal(bt_kv_source_counters_get(rig->source)->peers_open, 0);
+    assert_true(kv_rig_run(rig, has_a_peer, NULL));
+    bt_socket_close(fd);
+    kv_rig_run_for(rig, 2);
+}
+
 /* READs for more than the socket takes, and nobody reads: the source does not wait for it. */
 static void a_sink_that_never_reads_blocks_nobody(void **state)
 {
@@ -534,6 +604,8 @@ int main(void)
         ON_RIG(idle_connections_keep_nobody_out),
         ON_RIG(a_second_puller_is_refused_and_the_first_goes_on),
         ON_RIG(a_silent_sink_loses_its_lease),
+        cmocka_unit_test(a_sink_that_never_lets_go_is_cut_off_after_a_lease),
+        ON_RIG(accepting_pauses_without_descriptors),
         ON_RIG(a_sink_that_never_reads_blocks_nobody),
         ON_RIG(a_source_that_lies_fails_its_transfer),
         ON_RIG(parts_that_were_not_asked_for_are_not_taken),

@@ -15,14 +15,19 @@
 
 #include "common/socket.h"
 
-void hand_connect(kv_rig *rig, hand *h)
+void hand_connect_to(kv_rig *rig, hand *h, const char *text)
 {
     bt_socket_address address;
     memset(h, 0, sizeof *h);
     bt_session_init(&h->session, BT_SESSION_SINK, &rig->sink_options.terms.cluster_key);
-    assert_int_equal(bt_socket_resolve(rig->peer.tcp, false, &address, NULL), BT_OK);
+    assert_int_equal(bt_socket_resolve(text, false, &address, NULL), BT_OK);
     assert_int_equal(bt_socket_connect(&address, &h->fd, NULL), BT_OK);
     kv_rig_run_for(rig, 2);
+}
+
+void hand_connect(kv_rig *rig, hand *h)
+{
+    hand_connect_to(rig, h, rig->peer.tcp);
 }
 
 void hand_write(kv_rig *rig, hand *h, const void *bytes, size_t n)

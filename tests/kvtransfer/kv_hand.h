@@ -23,8 +23,9 @@ typedef struct hand {
     size_t sent_len;
 } hand;
 
-/* As a sink: connects to the rig's source. */
+/* As a sink: connects to the rig's source, over tcp or at an address. */
 void hand_connect(kv_rig *rig, hand *h);
+void hand_connect_to(kv_rig *rig, hand *h, const char *address);
 
 void hand_write(kv_rig *rig, hand *h, const void *bytes, size_t n);
 void hand_put(kv_rig *rig, hand *h, const bt_frame *frame);

@@ -219,6 +219,42 @@ static void calls_out_of_place_are_answered(void **state)
     assert_true(kv_rig_run_released(rig, 1));
 }
 
+/* What will not be offered is said to who waits for it, and to who comes later. */
+static void a_refused_transfer_fails_its_pull_at_once(void **state)
+{
+    kv_rig *rig = rig_of(state);
+    const bt_kv_source_counters *c = bt_kv_source_counters_get(rig->source);
+    kv_rig_open(rig, 1);
+    kv_rig_run_for(rig, 5);
+    assert_int_equal(c->transfers_parked, 1);
+    const int64_t before_ns = rig->now_ns;
+    assert_int_equal(bt_kv_source_refuse(rig->source, kv_rig_name(1), BT_EABORTED, "too bad"),
+                     BT_OK);
+    assert_true(kv_rig_run_done(rig, 1));
+    assert_true(rig->now_ns - before_ns < 100 * (int64_t)1000000);
+    assert_int_equal(kv_rig_end_of(rig, 1)->status, BT_EABORTED);
+    assert_string_equal(kv_rig_end_of(rig, 1)->text, "too bad");
+    assert_int_equal(c->transfers_parked, 0);
+
+    assert_int_equal(bt_kv_source_refuse(rig->source, kv_rig_name(2), BT_ECANCELLED, "gone"),
+                     BT_OK);
+    assert_int_equal(bt_kv_source_refuse(rig->source, kv_rig_name(2), BT_EABORTED, "again"),
+                     BT_EEXISTS);
+    kv_rig_open(rig, 2);
+    assert_true(kv_rig_run_done(rig, 2));
+    assert_int_equal(kv_rig_end_of(rig, 2)->status, BT_ECANCELLED);
+    assert_string_equal(kv_rig_end_of(rig, 2)->text, "gone");
+    assert_int_equal(c->refused, 2);
+
+    kv_rig_offer(rig, 3, 0, 2);
+    assert_int_equal(bt_kv_source_refuse(rig->source, kv_rig_name(3), BT_EABORTED, ""), BT_EEXISTS);
+    kv_rig_complete(rig, 3, "", true);
+    kv_rig_open(rig, 3);
+    assert_true(kv_rig_run_done(rig, 3));
+    assert_true(kv_rig_run_released(rig, 3));
+    assert_int_equal(bt_kv_source_refuse(rig->source, kv_rig_name(3), BT_EABORTED, ""), BT_EEXISTS);
+}
+
 static void full_tables_say_again(void **state)
 {
     kv_rig *rig = rig_of(state);
@@ -338,6 +374,19 @@ static int set_up_tcp(void **state)
     return set_up(state, BT_KV_TRANSPORT_TCP);
 }
 
+/* The same over tcp with tags on every part. */
+static int set_up_full(void **state)
+{
+    kv_rig *rig = malloc(sizeof *rig);
+    assert_non_null(rig);
+    kv_rig_create(rig, BT_KV_TRANSPORT_TCP);
+    rig->source_options.auth = BT_KV_AUTH_FULL;
+    kv_rig_start_source(rig);
+    kv_rig_start_sink(rig);
+    *state = rig;
+    return 0;
+}
+
 static int set_up_loopback(void **state)
 {
     return set_up(state, BT_KV_TRANSPORT_LOOPBACK);
@@ -353,6 +402,7 @@ static int tear_down(void **state)
 #define ON_ALL(test)                                                                               \
     {#test "/shm", test, set_up_shm, tear_down, NULL},                                             \
         {#test "/tcp", test, set_up_tcp, tear_down, NULL},                                         \
+        {#test "/tcp-full", test, set_up_full, tear_down, NULL},                                   \
     {                                                                                              \
 #test "/loopback", test, set_up_loopback, tear_down, NULL                                  \
     }
@@ -368,6 +418,7 @@ int main(void)
         ON_ALL(many_transfers_share_one_connection),
         ON_ALL(repeated_announcements_are_counted_and_harmless),
         ON_ALL(calls_out_of_place_are_answered),
+        ON_ALL(a_refused_transfer_fails_its_pull_at_once),
         ON_ALL(full_tables_say_again),
         ON_ALL(a_pull_of_another_size_fails),
         ON_ALL(the_rate_limit_holds),
