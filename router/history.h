@@ -21,6 +21,7 @@ enum {
 /* Where a request was placed, and why that did not last. */
 typedef struct bt_router_attempt {
     uint32_t number;                       /* 1, 2, 3 ... */
+    bool moved;                            /* in mid-stream, from the decode worker named first */
     char prefill_worker[BT_LINK_NAME_MAX]; /* "": none apart */
     char decode_worker[BT_LINK_NAME_MAX];
     uint64_t placed_ns;

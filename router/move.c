@@ -183,6 +183,7 @@ static void pull(bt_router_request *request, bt_router_worker *from)
     request->n_moves++;
     request->n_before = n_output;
     request->n_resumed = n_output - 1;
+    bt_router_report_placed(request);
     bt_log(BT_INFO,
            "request moves: req=%s attempt=%" PRIu32 " generated_tokens=%" PRIu32 " from=%s to=%s",
            request->label, request->attempt, n_output, from->hello.kv.name, to->hello.kv.name);

@@ -285,9 +285,11 @@ static uint64_t since_received_ns(const bt_router_request *request, int64_t mome
 void bt_router_report_placed(bt_router_request *request)
 {
     bt_router_attempt *attempt = bt_router_attempts_add(&request->attempts);
-    const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
+    const bt_router_leg *from = &request->legs[BT_ROUTER_LEG_FROM];
+    const bt_router_leg *p = from->open ? from : &request->legs[BT_ROUTER_LEG_P];
     const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
     attempt->number = request->attempt;
+    attempt->moved = from->open;
     attempt->placed_ns = since_received_ns(request, bt_clock_now_ns());
     snprintf(attempt->prefill_worker, sizeof attempt->prefill_worker, "%s", p->used ? p->name : "");
     snprintf(attempt->decode_worker, sizeof attempt->decode_worker, "%s", d->used ? d->name : "");

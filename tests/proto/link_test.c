@@ -40,6 +40,10 @@ typedef struct router_end {
     size_t n_finished;
     bt_link_parked parked;
     unsigned n_parked;
+    uint64_t explained_number;
+    bt_link_timeline timelines[BT_LINK_TIMELINES_MAX];
+    size_t n_timelines;
+    unsigned n_explained;
     bt_map128 *blocks;
     unsigned n_resets;
     const char *refusal;          /* on_worker_up says no with this */
@@ -97,6 +101,17 @@ static void on_parked(bt_link_peer *worker, const bt_link_parked *parked, void *
     r->n_parked++;
 }
 
+static void on_explained(bt_link_peer *worker, uint64_t number, const bt_link_timeline *timelines,
+                         size_t n, void *ctx)
+{
+    (void)worker;
+    router_end *r = ctx;
+    r->explained_number = number;
+    memcpy(r->timelines, timelines, n * sizeof *timelines);
+    r->n_timelines = n;
+    r->n_explained++;
+}
+
 static void on_blocks(bt_link_peer *worker, bt_link_blocks_kind kind, const bt_block_hash *ids,
                       size_t n, void *ctx)
 {
@@ -131,13 +146,17 @@ static const bt_link_router_callbacks router_callbacks = {
     .on_tokens = on_tokens,
     .on_finished = on_finished,
     .on_parked = on_parked,
+    .on_explained = on_explained,
     .on_blocks = on_blocks,
     .on_worker_down = on_worker_down,
 };
 
 /* ---- the worker's end, recording ---- */
 
-#define CLUSTER_KEY {.key = {.bytes = {6, 66}}}
+#define CLUSTER_KEY                                                                                \
+    {                                                                                              \
+        .key = {.bytes = {6, 66} }                                                                 \
+    }
 
 typedef struct worker_end {
     bt_link_worker *link;
@@ -150,6 +169,8 @@ typedef struct worker_end {
     uint32_t next_attempt;
     unsigned n_resumes;
     unsigned n_drains;
+    char label[BT_LINK_LABEL_MAX];
+    char asked[128];
     bt_request_id cancelled;
     unsigned n_up;
     unsigned n_down;
@@ -163,6 +184,7 @@ static void on_run(const bt_link_run *run, void *ctx)
     w->n_runs++;
     w->run = *run;
     w->sampling = *run->sampling;
+    snprintf(w->label, sizeof w->label, "%s", run->label);
     assert_true(run->n_tokens <= BT_ARRAY_LEN(w->tokens));
     memcpy(w->tokens, run->tokens, run->n_tokens * sizeof *run->tokens);
 }
@@ -198,6 +220,44 @@ static void on_drain(void *ctx)
     w->n_drains++;
 }
 
+/* Two runs for who asks after "twice", as many as fit for "many". */
+static size_t on_explain(const char *request, bt_link_timeline *out, void *ctx)
+{
+    worker_end *w = ctx;
+    snprintf(w->asked, sizeof w->asked, "%s", request);
+    const size_t n = strcmp(request, "twice") == 0  ? 2
+                     : strcmp(request, "many") == 0 ? BT_LINK_TIMELINES_MAX
+                                                    : 0;
+    for (size_t i = 0; i < n; i++) {
+        out[i] = (bt_link_timeline){
+            .id = {.hi = 3, .lo = 4},
+            .attempt = (uint32_t)(n - i),
+            .mode = BT_LINK_MODE_DECODE,
+            .label = "twice",
+            .open = i == 0,
+            .status = i == 0 ? BT_OK : BT_EPEER,
+            .error = {.text = "it went away"},
+            .reason = i == 0 ? BT_FINISH_NONE : BT_FINISH_ERROR,
+            .arrived_unix_ns = UINT64_C(1800000000000000000) + i,
+            .started_ns = 1,
+            .computed_ns = 2,
+            .transferred_ns = 3,
+            .first_token_ns = 4,
+            .ended_ns = 5,
+            .prompt_tokens = 6,
+            .cached_tokens = 7,
+            .generated_tokens = 8,
+            .blocks_moved = 9,
+            .blocks_skipped = 10,
+            .bytes_moved = 11,
+            .preemptions = 12,
+            .transport = "shm",
+            .peer = "prefill-0",
+        };
+    }
+    return n;
+}
+
 static void on_router_up(uint32_t router, void *ctx)
 {
     (void)router;
@@ -219,6 +279,7 @@ static const bt_link_worker_callbacks worker_callbacks = {
     .on_park = on_park,
     .on_resume = on_resume,
     .on_drain = on_drain,
+    .on_explain = on_explain,
     .on_router_up = on_router_up,
     .on_router_down = on_router_down,
 };
@@ -345,6 +406,7 @@ static bt_link_run make_run(const int32_t *tokens, uint32_t n, const bt_sampling
         .priority = -5,
         .ttft_target_ms = 150.5,
         .tpot_target_ms = 20.25,
+        .label = "order-66",
         .has_peer = true,
         .peer = {.name = "prefill-0",
                  .incarnation = 42,
@@ -433,6 +495,7 @@ static void run_arrives_as_it_was_sent(void **state)
     assert_int_equal(got.priority, run.priority);
     assert_true(got.ttft_target_ms == run.ttft_target_ms);
     assert_true(got.tpot_target_ms == run.tpot_target_ms);
+    assert_string_equal(f->worker.label, run.label);
     assert_true(got.has_peer);
 }
 
@@ -567,6 +630,62 @@ static void park_and_resume_reach_their_run_and_the_answer_comes_back(void **sta
     assert_string_equal(f->router.parked.error.text, "it waits");
 }
 
+static void a_worker_tells_what_it_knows_of_a_request(void **state)
+{
+    fixture *f = attach(state);
+    assert_int_equal(bt_link_router_explain(f->router.worker, 41, "twice"), BT_OK);
+    WAIT_FOR(&f->pair, f->router.n_explained == 1);
+    assert_string_equal(f->worker.asked, "twice");
+    assert_int_equal(f->router.explained_number, 41);
+    assert_int_equal(f->router.n_timelines, 2);
+    bt_link_timeline sent[BT_LINK_TIMELINES_MAX];
+    (void)on_explain("twice", sent, &f->worker);
+    sent[0].error.text[0] = '\0'; /* there is no text without a failure */
+    for (size_t i = 0; i < 2; i++) {
+        const bt_link_timeline *a = &f->router.timelines[i];
+        const bt_link_timeline *b = &sent[i];
+        assert_int_equal(a->id.hi, b->id.hi);
+        assert_int_equal(a->id.lo, b->id.lo);
+        assert_int_equal(a->attempt, b->attempt);
+        assert_int_equal(a->mode, b->mode);
+        assert_string_equal(a->label, b->label);
+        assert_int_equal(a->open, b->open);
+        assert_int_equal(a->status, b->status);
+        assert_int_equal(a->reason, b->reason);
+        assert_string_equal(a->transport, b->transport);
+        assert_string_equal(a->peer, b->peer);
+        assert_true(a->arrived_unix_ns == b->arrived_unix_ns);
+        assert_true(a->started_ns == b->started_ns && a->computed_ns == b->computed_ns);
+        assert_true(a->transferred_ns == b->transferred_ns);
+        assert_true(a->first_token_ns == b->first_token_ns && a->ended_ns == b->ended_ns);
+        assert_int_equal(a->prompt_tokens, b->prompt_tokens);
+        assert_int_equal(a->cached_tokens, b->cached_tokens);
+        assert_int_equal(a->generated_tokens, b->generated_tokens);
+        assert_int_equal(a->blocks_moved, b->blocks_moved);
+        assert_int_equal(a->blocks_skipped, b->blocks_skipped);
+        assert_true(a->bytes_moved == b->bytes_moved);
+        assert_int_equal(a->preemptions, b->preemptions);
+    }
+    assert_string_equal(f->router.timelines[1].error.text, "it went away");
+    assert_int_equal(bt_link_router_explain(f->router.worker, 42, "nobody"), BT_OK);
+    WAIT_FOR(&f->pair, f->router.n_explained == 2);
+    assert_int_equal(f->router.n_timelines, 0);
+    assert_int_equal(bt_link_router_explain(f->router.worker, 43, "many"), BT_OK);
+    WAIT_FOR(&f->pair, f->router.n_explained == 3);
+    assert_int_equal(f->router.n_timelines, BT_LINK_TIMELINES_MAX);
+}
+
+static void a_request_is_known_by_its_id_and_by_its_label(void **state)
+{
+    (void)state;
+    const bt_request_id id = {.hi = 0xab, .lo = 0xcd};
+    assert_true(bt_link_is_request("00000000000000ab00000000000000cd", id, "mine"));
+    assert_true(bt_link_is_request("mine", id, "mine"));
+    assert_false(bt_link_is_request("00000000000000ab00000000000000ce", id, "mine"));
+    assert_false(bt_link_is_request("min", id, "mine"));
+    assert_false(bt_link_is_request("", id, ""));
+}
+
 static void a_run_that_is_over_is_not_parked(void **state)
 {
     fixture *f = attach(state);
@@ -651,7 +770,13 @@ static void load_arrives_on_change_and_in_time(void **state)
                                .waiting_tokens = 1ULL << 33,
                                .preemptions = 2,
                                .oldest_waiting_ns = 3,
-                               .draining = true};
+                               .draining = true,
+                               .blocks_stored = 4,
+                               .blocks_evicted = 5,
+                               .prefix_queries = 6,
+                               .prefix_hits = 7,
+                               .slots_written = 1ULL << 34,
+                               .slots_allocated = 1ULL << 35};
     bt_link_worker_load(f->worker.link, &load);
     bt_link_worker_flush(f->worker.link);
     WAIT_FOR(&f->pair, f->router.load.draining);
@@ -939,6 +1064,8 @@ int main(void)
         LINK_TEST(cancel_reaches_its_run_alone),
         LINK_TEST(park_and_resume_reach_their_run_and_the_answer_comes_back),
         LINK_TEST(a_run_that_is_over_is_not_parked),
+        LINK_TEST(a_worker_tells_what_it_knows_of_a_request),
+        cmocka_unit_test(a_request_is_known_by_its_id_and_by_its_label),
         LINK_TEST(duplicate_runs_are_ignored_and_counted),
         LINK_TEST(runs_beyond_the_table_are_refused),
         LINK_TEST(senseless_run_is_answered_not_run),

@@ -147,6 +147,17 @@ static void silent_and_draining_workers_are_not_ready_and_busy_ones_are_full(voi
     assert_false(view_of(registry, second_ns, true).ready);
 }
 
+static void a_worker_that_no_run_reaches_is_not_ready_until_it_reports_again(void **state)
+{
+    bt_router_registry *registry = *state;
+    bt_router_worker *worker = add(registry, "a", 1, 0);
+    bt_router_registry_unreachable(worker);
+    assert_false(view_of(registry, 0, true).ready);
+    const bt_link_load load = {0};
+    bt_router_registry_report(worker, &load, second_ns);
+    assert_true(view_of(registry, second_ns, true).ready);
+}
+
 static void other_models_and_foreign_block_sizes_stay_out(void **state)
 {
     bt_router_registry *registry = *state;
@@ -160,6 +171,29 @@ static void other_models_and_foreign_block_sizes_stay_out(void **state)
     assert_int_equal(bt_router_registry_add(registry, NULL, &hello, 0, 0, &worker, &err),
                      BT_EMISMATCH);
     assert_non_null(strstr(err.text, "'c' has blocks of 32 tokens"));
+}
+
+static void evictions_of_the_last_minute_are_told(void **state)
+{
+    bt_router_registry *registry = *state;
+    bt_router_worker *worker = add(registry, "w", 1, 0);
+    assert_int_equal(bt_router_worker_evicted_last_minute(worker), 0);
+    /* Ten evictions a second for three minutes, reported each second; 1,000 came before. */
+    for (int64_t s = 0; s <= 180; s++) {
+        const bt_link_load load = {.blocks_evicted = (uint64_t)(1000 + 10 * s)};
+        bt_router_registry_report(worker, &load, s * second_ns);
+        const uint64_t told = bt_router_worker_evicted_last_minute(worker);
+        const uint64_t true_one = (uint64_t)(10 * (s < 60 ? s : 60));
+        assert_true(told >= true_one);
+        assert_true(told <= true_one + 100); /* samples are ten seconds apart */
+    }
+    /* Then none: a minute later the figure is 0 again. */
+    for (int64_t s = 181; s <= 250; s++) {
+        const bt_link_load load = {.blocks_evicted = 1000 + 10 * 180};
+        bt_router_registry_report(worker, &load, s * second_ns);
+    }
+    assert_int_equal(bt_router_worker_evicted_last_minute(worker), 0);
+    bt_router_registry_remove(registry, worker);
 }
 
 static void a_full_registry_refuses_with_a_reason(void **state)
@@ -187,10 +221,16 @@ int main(void)
                                         make_registry, destroy_registry),
         cmocka_unit_test_setup_teardown(a_view_takes_the_larger_of_report_and_own_count,
                                         make_registry, destroy_registry),
-        cmocka_unit_test_setup_teardown(silent_and_draining_workers_are_not_ready_and_busy_ones_are_full,
-                                        make_registry, destroy_registry),
+        cmocka_unit_test_setup_teardown(
+            silent_and_draining_workers_are_not_ready_and_busy_ones_are_full, make_registry,
+            destroy_registry),
+        cmocka_unit_test_setup_teardown(
+            a_worker_that_no_run_reaches_is_not_ready_until_it_reports_again, make_registry,
+            destroy_registry),
         cmocka_unit_test_setup_teardown(other_models_and_foreign_block_sizes_stay_out,
                                         make_registry, destroy_registry),
+        cmocka_unit_test_setup_teardown(evictions_of_the_last_minute_are_told, make_registry,
+                                        destroy_registry),
         cmocka_unit_test_setup_teardown(a_full_registry_refuses_with_a_reason, make_registry,
                                         destroy_registry),
     };
