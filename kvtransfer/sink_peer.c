@@ -506,7 +506,8 @@ static bt_status on_refuse(bt_sink_peer *peer, const bt_frame *frame, bt_error *
     char text[BT_KV_TEXT_BYTES];
     copy_text(text, frame);
     peer->sink->counters.handshakes_refused++;
-    return bt_error_set(err, status, "%s", text);
+    /* Not this request, but this pair of workers: another source may serve it. */
+    return bt_error_set(err, status == BT_EPERMISSION ? BT_EMISMATCH : status, "%s", text);
 }
 
 static bt_status on_frame(bt_sink_peer *peer, const bt_frame *frame, bt_error *err)

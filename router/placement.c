@@ -319,6 +319,9 @@ static bt_status send_run(bt_router_request *request, bt_router_worker *worker,
     const bt_status status = bt_link_router_run(worker->peer, run);
     if (status != BT_OK) {
         note_failed(request, worker->session);
+        if (status == BT_EPEER || status == BT_AGAIN) {
+            bt_router_registry_unreachable(worker);
+        }
         return status;
     }
     const uint64_t live = leg_idx == BT_ROUTER_LEG_D ? run->n_tokens : 0;
@@ -695,7 +698,8 @@ static void after_tokens(bt_router_request *request, bool is_prompt, uint32_t n_
         }
     }
     const bool waits_for_echo =
-        bt_router_reply_lacks_prompt(request->reply) && request->legs[BT_ROUTER_LEG_P].open;
+        bt_router_reply_lacks_prompt(request->reply) &&
+        request->legs[request->legs[BT_ROUTER_LEG_P].used ? BT_ROUTER_LEG_P : BT_ROUTER_LEG_D].open;
     if (bt_router_reply_stop_idx(request->reply) >= 0 && !waits_for_echo) {
         for (int i = 0; i < BT_ROUTER_LEGS; i++) {
             const bt_router_leg *leg = &request->legs[i];

@@ -115,6 +115,11 @@ void bt_router_registry_remove(bt_router_registry *registry, bt_router_worker *w
     *worker = (bt_router_worker){.slot = worker->slot};
 }
 
+void bt_router_registry_unreachable(bt_router_worker *worker)
+{
+    worker->unreachable = true;
+}
+
 /* A sample each ten seconds, so that the oldest kept one is a minute old. */
 static void sample_evictions(bt_router_worker *worker, uint64_t n, int64_t now_ns)
 {
@@ -145,6 +150,7 @@ void bt_router_registry_report(bt_router_worker *worker, const bt_link_load *loa
         bt_router_step_line_add(&worker->step_line, load->requests_decoding, load->last_step_ns);
     }
     worker->load = *load;
+    worker->unreachable = false;
     worker->has_load = true;
     worker->report_ns = now_ns;
 }
@@ -191,7 +197,7 @@ uint32_t bt_router_registry_count(const bt_router_registry *registry)
 
 bool bt_router_worker_is_alive(const bt_router_worker *worker, int64_t now_ns, int64_t silence_ns)
 {
-    return !is_free(worker) && now_ns - worker->report_ns <= silence_ns &&
+    return !is_free(worker) && !worker->unreachable && now_ns - worker->report_ns <= silence_ns &&
            !bt_router_worker_is_draining(worker) && worker->load.stuck_ns == 0;
 }
 
@@ -218,15 +224,15 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* Sequences that may decode there at a time. */
+/* Sequences that may decode there at a time; 0: as many as it takes, which wait on it. */
 static uint32_t places_of(const bt_router_worker *worker, const bt_router_view_options *options)
 {
-    const uint32_t n_max =
-        worker->load.running_max > 0 ? worker->load.running_max : worker->hello.requests_max;
     /* The steps of a combined worker have prompts in them: they tell nothing about sequences. */
     if (worker->hello.role != BT_LINK_ROLE_DECODE || options->tpot_limit_ns <= 0) {
-        return n_max;
+        return 0;
     }
+    const uint32_t n_max =
+        worker->load.running_max > 0 ? worker->load.running_max : worker->hello.requests_max;
     return bt_router_step_line_places(&worker->step_line,
                                       STEP_SHARE * (double)options->tpot_limit_ns, n_max);
 }
@@ -247,8 +253,7 @@ static bool is_full(const bt_router_worker *worker, const bt_router_worker_view 
     if (hello->requests_max > 0 && view->n_requests >= hello->requests_max) {
         return true;
     }
-    if (hello->role != BT_LINK_ROLE_PREFILL && view->n_places > 0 &&
-        view->n_taken >= view->n_places && view->n_taken > 0) {
+    if (view->n_places > 0 && view->n_taken >= view->n_places) {
         return true;
     }
     return hello->step_tokens_max > 0 && worker->n_prefilling >= PROMPTS_MIN &&

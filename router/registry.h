@@ -44,6 +44,7 @@ typedef struct bt_router_worker {
     bt_router_eviction_sample evictions[BT_ROUTER_EVICTION_SAMPLES]; /* the newest ones */
     uint32_t n_evictions;                                            /* samples so far */
     bool drain_asked;  /* an operator wants it to go */
+    bool unreachable;  /* a run could not be sent since its last report */
     /* bound by this router */
     uint32_t n_requests;
     uint64_t prefill_tokens; /* of requests without a first token */
@@ -63,6 +64,10 @@ BT_MUST_CHECK bt_status bt_router_registry_add(bt_router_registry *registry, bt_
                                                int64_t now_ns, bt_router_worker **out,
                                                bt_error *err);
 void bt_router_registry_remove(bt_router_registry *registry, bt_router_worker *worker);
+
+/* A run could not be sent: its session is ending, or it does not read. It is not alive until it
+ * is heard of again; otherwise a request would use up its attempts on it within a moment. */
+void bt_router_registry_unreachable(bt_router_worker *worker);
 
 /* A load report arrived. */
 void bt_router_registry_report(bt_router_worker *worker, const bt_link_load *load, int64_t now_ns);

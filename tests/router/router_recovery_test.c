@@ -319,6 +319,35 @@ static void an_echo_that_lacks_parts_begins_again(void **state)
     rig_wait_metric(r, "baton_router_recoveries_total 1");
 }
 
+static void an_echo_that_begins_again_is_whole_behind_a_stop_string(void **state)
+{
+    rig *r = start_split(state);
+    rig_worker *p0 = &r->workers[0];
+    rig_worker *d0 = &r->workers[1];
+    p0->hold = true;
+    p0->hold_echo = true;
+    d0->hold = true;
+    char stop[] = "H";
+    char *stops[] = {stop};
+    Baton__V1__Sampling sampling;
+    Baton__V1__GenerateRequest request = echo_request(&sampling);
+    sampling.n_stop = 1;
+    sampling.stop = stops;
+    rig_client *c = rig_generate(r, &request);
+    rig_wait_runs(p0, 1);
+    rig_wait_runs(d0, 1);
+    rig_say_tokens(d0, &d0->runs[0], 0, "H"); /* the end, but for the echo */
+    rig_idle(r);
+    rig_kill(p0);
+    rig_wait_runs(d0, 2); /* the whole prompt there, each of its tokens an event */
+    assert_int_equal(d0->runs[1].mode, BT_LINK_MODE_WHOLE);
+    rig_resume(d0, 0);
+    rig_expect_ok(c, "");
+    assert_int_equal(c->prompt_ids.n, 6);
+    assert_int_equal(c->prompt_text.len, 6);
+    assert_int_equal(c->last->finish->usage->generated_tokens, 1);
+}
+
 static void a_failed_pull_is_recovered_from_another_prefill_worker(void **state)
 {
     rig *r = start_split(state);
@@ -534,6 +563,7 @@ static const struct CMUnitTest tests[] = {
     RIG_TEST(cached_tokens_are_tokens_of_the_prompt),
     RIG_TEST(the_prompt_is_not_echoed_again),
     RIG_TEST(an_echo_that_lacks_parts_begins_again),
+    RIG_TEST(an_echo_that_begins_again_is_whole_behind_a_stop_string),
     RIG_TEST(a_failed_pull_is_recovered_from_another_prefill_worker),
     RIG_TEST(prefill_dies_before_its_first_token_of_a_recovery),
     RIG_TEST(prefill_dies_after_its_first_token_of_a_recovery),
