@@ -27,6 +27,8 @@
 
 #include "common/status.h"
 
+enum { BT_HTTP_HOST_BYTES = 160 };
+
 typedef struct bt_http_server bt_http_server;
 typedef struct bt_http_request bt_http_request;
 typedef struct bt_http_stream bt_http_stream;
@@ -96,6 +98,9 @@ void bt_http_server_destroy(bt_http_server *server);
 /* ---- inside a handler; texts are valid until it returns ---- */
 const char *bt_http_request_method(const bt_http_request *request);
 const char *bt_http_request_path(const bt_http_request *request);
+
+/* The host that it comes from, without a port: "10.0.0.7", "[::1]". */
+void bt_http_request_host(const bt_http_request *request, char out[BT_HTTP_HOST_BYTES]);
 
 /* Value of a header (any case) or of a query argument (decoded); NULL without. */
 const char *bt_http_request_header(const bt_http_request *request, const char *name);

@@ -9,12 +9,14 @@
  *    |           thrown away; past twice the limit the connection ends
  *   end   --> refusal, or the handler --> answered, or deferred (http_stream.c) */
 #include <gnutls/gnutls.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/check.h"
 #include "common/http_int.h"
+#include "common/socket.h"
 
 enum { ALLOW_BYTES = 128 };
 
@@ -288,6 +290,26 @@ const char *bt_http_request_method(const bt_http_request *request)
 const char *bt_http_request_path(const bt_http_request *request)
 {
     return request->path;
+}
+
+void bt_http_request_host(const bt_http_request *request, char out[BT_HTTP_HOST_BYTES])
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(request->mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    bt_socket_address address = {.len = 0};
+    out[0] = '\0';
+    if (info == NULL || info->client_addr == NULL) {
+        return;
+    }
+    address.len = info->client_addr->sa_family == AF_INET6 ? (uint32_t)sizeof(struct sockaddr_in6)
+                                                           : (uint32_t)sizeof(struct sockaddr_in);
+    memcpy(address.storage, info->client_addr, address.len);
+    _Static_assert((int)BT_HTTP_HOST_BYTES >= (int)BT_SOCKET_TEXT_BYTES, "any address fits");
+    bt_socket_address_text(&address, out);
+    char *port = strrchr(out, ':');
+    if (port != NULL) {
+        *port = '\0';
+    }
 }
 
 const char *bt_http_request_header(const bt_http_request *request, const char *name)
