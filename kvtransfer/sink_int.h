@@ -144,6 +144,15 @@ void bt_sink_trace(bt_kv_sink *sink, bt_kv_trace_kind kind, bt_kv_transfer trans
                    const bt_plan_rect *rect);
 bool bt_sink_is_moving(const bt_sink_transfer *transfer);
 
+/* ---- sink_handshake.c, for sink_peer.c: a failure closes the connection ---- */
+/* Puts HELLO on a new connection. */
+void bt_sink_hello(bt_sink_peer *peer);
+/* A frame that came before READY, or a REFUSE. */
+bt_status bt_sink_on_handshake(bt_sink_peer *peer, const bt_frame *frame, bt_error *err);
+/* *err says which frame it was. */
+bt_status bt_sink_on_wrong_tag(bt_sink_peer *peer, bt_error *err);
+void bt_sink_copy_text(char out[BT_KV_TEXT_BYTES], const bt_frame *frame);
+
 /* ---- sink_peer.c, for sink.c ---- */
 /* Finds the connection to `address`, or begins one. BT_EEXHAUSTED, BT_EINVAL. */
 bt_status bt_sink_peer_get(bt_kv_sink *sink, const bt_kv_peer *address, bt_sink_peer **out,

@@ -205,88 +205,12 @@ static bool dial(bt_sink_peer *peer)
         return false;
     }
     clear_stream(peer);
-    const bool is_stream = (ops->caps & BT_TRANSPORT_STREAM) != 0;
-    peer->auth = is_stream ? bt_transport_auth(o->auth, peer->address.tcp) : BT_KV_AUTH_FRAMES;
-    bt_frame frame = {.type = BT_FRAME_HELLO};
-    bt_frame_hello_set(&frame.u.hello, &o->terms, o->incarnation, o->n_blocks);
-    frame.u.hello.expected = peer->address.incarnation;
-    frame.u.hello.lease_ms = o->lease_ms;
-    frame.u.hello.auth = (uint32_t)peer->auth;
-    bt_hash_random(frame.u.hello.nonce, sizeof frame.u.hello.nonce);
-    bt_channel_put(&peer->channel, &frame);
-    peer->state = BT_SINK_PEER_HELLO;
+    bt_sink_hello(peer);
     sink->counters.connections++;
     return true;
 }
 
 /* ---- frames in: a failure closes the connection ---- */
-
-static bt_status map_source(bt_sink_peer *peer, uint32_t n_blocks, bt_error *err)
-{
-    size_t bytes;
-    if (!bt_size_mul(n_blocks, peer->sink->options.terms.layout.block_bytes, &bytes) ||
-        bytes == 0) {
-        return bt_error_set(err, BT_EPROTOCOL, "a pool of %u blocks", n_blocks);
-    }
-    const bt_status status =
-        peer->channel.ops->map(peer->channel.conn, bytes, &peer->source_base, err);
-    return status == BT_OK ? BT_OK : BT_EPEER; /* another transport may still do */
-}
-
-static bt_status check_incarnation(const bt_sink_peer *peer, uint64_t incarnation, bt_error *err)
-{
-    return incarnation == peer->address.incarnation
-               ? BT_OK
-               : bt_error_set(err, BT_EMISMATCH,
-                              "the source has restarted. Ask the router for its new address.");
-}
-
-/* Its tag was right: the source has the key, and heard just now what we said. */
-static bt_status on_challenge(bt_sink_peer *peer, const bt_frame *frame, bt_error *err)
-{
-    const bt_status status = check_incarnation(peer, frame->u.challenge.incarnation, err);
-    if (status != BT_OK) {
-        peer->sink->counters.handshakes_refused++;
-        return status;
-    }
-    if (frame->u.challenge.auth < (uint32_t)peer->auth) {
-        return bt_error_set(err, BT_EPROTOCOL, "a CHALLENGE for less than was asked for");
-    }
-    peer->auth = (bt_kv_auth)frame->u.challenge.auth;
-    peer->tags_parts =
-        peer->auth == BT_KV_AUTH_FULL && (peer->channel.ops->caps & BT_TRANSPORT_STREAM) != 0;
-    const bt_frame proof = {.type = BT_FRAME_PROOF};
-    bt_channel_put(&peer->channel, &proof);
-    peer->state = BT_SINK_PEER_PROVEN;
-    return BT_OK;
-}
-
-static bt_status on_welcome(bt_sink_peer *peer, const bt_frame_hello *hello, bt_error *err)
-{
-    bt_kv_sink *sink = peer->sink;
-    bt_status status = bt_frame_hello_check(hello, &sink->options.terms, err);
-    if (status == BT_OK) {
-        status = check_incarnation(peer, hello->incarnation, err);
-    }
-    if (status == BT_OK && (peer->channel.ops->caps & BT_TRANSPORT_ONE_SIDED)) {
-        status = map_source(peer, hello->n_blocks, err);
-    }
-    if (status != BT_OK) {
-        sink->counters.handshakes_refused++;
-        return status;
-    }
-    peer->source_blocks = hello->n_blocks;
-    peer->mixed_numerics =
-        memcmp(hello->numerics_id, sink->options.terms.numerics_id, sizeof hello->numerics_id) != 0;
-    peer->lease_ms = sink->options.lease_ms;
-    if (hello->lease_ms > 0 && hello->lease_ms < peer->lease_ms) {
-        peer->lease_ms = hello->lease_ms;
-    }
-    peer->renewed_ns = bt_clock_now_ns();
-    peer->idle_since_ns = peer->renewed_ns;
-    peer->state = BT_SINK_PEER_READY;
-    return BT_OK;
-}
 
 static bt_status on_offer(bt_sink_peer *peer, bt_sink_transfer *t, const bt_frame *frame,
                           bt_error *err)
@@ -372,13 +296,6 @@ static bt_status on_complete(bt_sink_peer *peer, bt_sink_transfer *t, const bt_f
     bt_sink_trace(peer->sink, BT_KV_TRACE_COMPLETE, t->name, &none);
     bt_sink_check(peer->sink, t);
     return BT_OK;
-}
-
-static void copy_text(char out[BT_KV_TEXT_BYTES], const bt_frame *frame)
-{
-    const size_t n = bt_size_min(frame->u.end.text_bytes, BT_KV_TEXT_BYTES - 1);
-    memcpy(out, frame->u.end.text, n);
-    out[n] = '\0';
 }
 
 static bool piece_is_right(bt_sink_peer *peer)
@@ -486,44 +403,16 @@ static bt_status on_transfer_frame(bt_sink_peer *peer, const bt_frame *frame, bt
     case BT_FRAME_COMPLETE:
         return on_complete(peer, t, frame, err);
     default: /* REVOKE */
-        copy_text(text, frame);
+        bt_sink_copy_text(text, frame);
         bt_sink_fail(sink, t, frame->u.end.status, text);
         return BT_OK;
     }
 }
 
-/* Nobody has signed it: it can end the handshake, for the reasons that a source has, and no
- * more. */
-static bt_status on_refuse(bt_sink_peer *peer, const bt_frame *frame, bt_error *err)
-{
-    const bt_status status = frame->u.end.status;
-    if (peer->state != BT_SINK_PEER_HELLO && peer->state != BT_SINK_PEER_PROVEN) {
-        return bt_error_set(err, BT_EPROTOCOL, "a REFUSE frame after WELCOME");
-    }
-    if (status != BT_EMISMATCH && status != BT_EEXHAUSTED && status != BT_EPERMISSION) {
-        return bt_error_set(err, BT_EPROTOCOL, "a REFUSE frame for no reason");
-    }
-    char text[BT_KV_TEXT_BYTES];
-    copy_text(text, frame);
-    peer->sink->counters.handshakes_refused++;
-    /* Not this request, but this pair of workers: another source may serve it. */
-    return bt_error_set(err, status == BT_EPERMISSION ? BT_EMISMATCH : status, "%s", text);
-}
-
 static bt_status on_frame(bt_sink_peer *peer, const bt_frame *frame, bt_error *err)
 {
-    if (frame->type == BT_FRAME_REFUSE) {
-        return on_refuse(peer, frame, err);
-    }
-    if (frame->type == BT_FRAME_CHALLENGE && peer->state == BT_SINK_PEER_HELLO) {
-        return on_challenge(peer, frame, err);
-    }
-    if (frame->type == BT_FRAME_WELCOME && peer->state == BT_SINK_PEER_PROVEN) {
-        return on_welcome(peer, &frame->u.hello, err);
-    }
-    if (peer->state != BT_SINK_PEER_READY) {
-        return bt_error_set(err, BT_EPROTOCOL, "a %s frame before WELCOME",
-                            bt_frame_type_name(frame->type));
+    if (peer->state != BT_SINK_PEER_READY || frame->type == BT_FRAME_REFUSE) {
+        return bt_sink_on_handshake(peer, frame, err);
     }
     switch (frame->type) {
     case BT_FRAME_RENEW:
@@ -585,22 +474,6 @@ static bool take_buffered(bt_sink_peer *peer)
     return true;
 }
 
-/* A frame is wrong, or its tag is: what it means for the connection. */
-static void drop_for(bt_sink_peer *peer, bt_status status, bt_error *err)
-{
-    if (status == BT_EPERMISSION && peer->state == BT_SINK_PEER_HELLO) {
-        peer->sink->counters.handshakes_refused++;
-        (void)bt_error_set(err, BT_EMISMATCH,
-                           "the source does not have this cluster's key. Give every member the "
-                           "same key file.");
-        bt_sink_peer_lose(peer, BT_EMISMATCH, err->text);
-    } else if (status == BT_EPERMISSION || status == BT_EPROTOCOL) {
-        reject(peer, err);
-    } else {
-        bt_sink_peer_lose(peer, status, err->text);
-    }
-}
-
 /* False: the connection was lost. */
 static bool handle_input(bt_sink_peer *peer)
 {
@@ -618,12 +491,12 @@ static bool handle_input(bt_sink_peer *peer)
         if (status == BT_AGAIN) {
             return true;
         }
-        if (status != BT_OK) {
-            drop_for(peer, status, &err);
-            return false;
+        if (status == BT_OK) {
+            peer->heard_ns = bt_clock_now_ns();
+            status = on_frame(peer, &frame, &err);
+        } else if (status == BT_EPERMISSION) {
+            status = bt_sink_on_wrong_tag(peer, &err);
         }
-        peer->heard_ns = bt_clock_now_ns();
-        status = on_frame(peer, &frame, &err);
         if (status == BT_EPROTOCOL) {
             reject(peer, &err);
             return false;

@@ -149,6 +149,10 @@ void bt_source_parked_free(bt_kv_source *source, bt_source_parked *parked);
 /* Calls pump again within about delay_ns. */
 void bt_source_pump_soon(bt_kv_source *source, int64_t delay_ns);
 
+/* ---- source_listen.c, for source.c ---- */
+/* Listens on all addresses of the options and fills source->self. */
+bt_status bt_source_listen(bt_kv_source *source, bt_error *err);
+
 /* ---- source_peer.c, for source.c ---- */
 void bt_source_peer_accept(bt_conn *conn, void *source);
 /* Sends what may go now; true: there is more for the next turn. */

@@ -19,6 +19,7 @@
 
 #include <cmocka.h>
 
+#include "common/alloc.h"
 #include "common/crc32c.h"
 #include "common/socket.h"
 #include "tests/kvtransfer/kv_hand.h"
@@ -168,8 +169,8 @@ static void pull_by_hand(kv_rig *rig, hand *h, uint32_t i)
 static void a_recorded_pull_gets_nothing_when_it_is_replayed(void **state)
 {
     kv_rig *rig = *state;
-    hand *honest = malloc(sizeof *honest);
-    hand *thief = malloc(sizeof *thief);
+    hand *honest = bt_alloc_array(1, sizeof *honest);
+    hand *thief = bt_alloc_array(1, sizeof *thief);
     assert_true(honest && thief);
     kv_rig_offer(rig, 2, 20, 4);
     kv_rig_announce_all(rig, 2, 4);
@@ -213,7 +214,7 @@ static void frames_that_are_played_with_close_the_connection(void **state)
     kv_rig *rig = *state;
     const bt_frame renew = {.type = BT_FRAME_RENEW};
     for (int trick = 0; trick < N_TRICKS; trick++) {
-        hand *h = malloc(sizeof *h);
+        hand *h = bt_alloc_array(1, sizeof *h);
         uint8_t first[BT_FRAME_BYTES_MAX];
         uint8_t second[BT_FRAME_BYTES_MAX];
         bt_frame frame;
@@ -504,7 +505,7 @@ static void a_source_without_the_key_is_found_out(void **state)
     kv_rig *rig = *state;
     for (uint32_t i = 0; i < 3; i++) {
         const int listen_fd = hand_listen(rig);
-        hand *h = malloc(sizeof *h);
+        hand *h = bt_alloc_array(1, sizeof *h);
         bt_frame frame;
         assert_non_null(h);
         kv_rig_open(rig, i);
@@ -545,7 +546,7 @@ static void a_forged_refusal_gives_no_verdict(void **state)
     static const bt_status said[] = {BT_EMISMATCH, BT_EDEADLINE, BT_ECANCELLED, BT_EINVAL};
     for (uint32_t i = 0; i < BT_ARRAY_LEN(said); i++) {
         const int listen_fd = hand_listen(rig);
-        hand *h = malloc(sizeof *h);
+        hand *h = bt_alloc_array(1, sizeof *h);
         bt_frame frame;
         assert_non_null(h);
         kv_rig_open(rig, i);

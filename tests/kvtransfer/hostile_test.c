@@ -18,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include "common/alloc.h"
 #include "common/socket.h"
 #include "tests/kvtransfer/kv_hand.h"
 
@@ -172,7 +173,7 @@ static void terms_that_differ_are_refused_with_the_cure(void **state)
 static void too_many_peers_are_told(void **state)
 {
     kv_rig *rig = *state;
-    hand *hands = calloc(3, sizeof *hands);
+    hand *hands = bt_alloc_array(3, sizeof *hands);
     assert_non_null(hands);
     for (int i = 0; i < 2; i++) {
         hand_connect(rig, &hands[i]);
@@ -285,7 +286,7 @@ static void a_sink_that_never_lets_go_is_cut_off_after_a_lease(void **state)
     kv_rig rig;
     kv_rig_setup(&rig, BT_KV_TRANSPORT_SHM);
     char address[128];
-    hand *h = malloc(sizeof *h);
+    hand *h = bt_alloc_array(1, sizeof *h);
     assert_non_null(h);
     (void)snprintf(address, sizeof address, "unix:%s", rig.peer.shm);
     kv_rig_offer(&rig, 1, 0, 3);
