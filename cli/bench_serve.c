@@ -17,7 +17,7 @@
 #include "proto/generation.pb-c.h"
 
 typedef struct bench_options {
-    const char *address;
+    bt_client_options client;
     const char *model;
     int64_t n_requests;
     double rate;
@@ -44,7 +44,7 @@ static const bt_config_option options_table[] = {
      .fallback = BT_CLIENT_ADDRESS,
      .placeholder = "HOST:PORT",
      .help = "The router.",
-     .offset = AT(address)},
+     .offset = AT(client.address)},
     {.name = "model-name",
      .type = BT_CONFIG_STRING,
      .group = "Target",
@@ -162,6 +162,7 @@ static const bt_config_option options_table[] = {
      .fallback = "false",
      .help = "Prints the report as JSON.",
      .offset = AT(json)},
+    BT_CLIENT_CONFIG_ROWS(bench_options, client),
 };
 
 static const bt_config_spec spec = {
@@ -188,6 +189,7 @@ typedef struct flight {
 
 typedef struct bench {
     const bench_options *options;
+    char authorization[BT_CLIENT_AUTHORIZATION_BYTES];
     bt_bench_load load;
     bt_bench_result *results; /* [load.n] */
     flight *flights;          /* [load.n] */
@@ -295,8 +297,11 @@ static void send_one(bench *b, size_t i)
     request.token_ids = &ids;
     const size_t len = baton__v1__generate_request__get_packed_size(&request);
     uint8_t *bytes = malloc(len);
+    const bt_rpc_meta meta = {.key = "authorization", .value = b->authorization};
     const bt_rpc_start start = {.path = "/baton.v1.Generation/Generate",
-                                .deadline_ns = b->options->timeout_ns};
+                                .deadline_ns = b->options->timeout_ns,
+                                .meta = &meta,
+                                .n_meta = *b->authorization ? 1 : 0};
     f->result->n_prompt = q->n_prompt;
     f->result->scheduled_ns = b->began_ns + q->at_ns;
     f->result->sent_ns = bt_clock_now_ns();
@@ -344,9 +349,13 @@ static void on_interrupt(void *ctx)
 
 static bt_status open_bench(bench *b, bt_error *err)
 {
+    bt_status status = bt_client_authorization(&b->options->client, b->authorization, err);
+    if (status != BT_OK) {
+        return status;
+    }
     b->results = calloc(b->load.n, sizeof *b->results);
     b->flights = calloc(b->load.n, sizeof *b->flights);
-    bt_status status = b->results && b->flights ? BT_OK : BT_ENOMEM;
+    status = b->results && b->flights ? BT_OK : BT_ENOMEM;
     if (status == BT_OK) {
         status = bt_loop_create(&b->loop);
     }
@@ -354,7 +363,8 @@ static bt_status open_bench(bench *b, bt_error *err)
         status = bt_rpc_create(b->loop, &b->rpc);
     }
     if (status == BT_OK) {
-        const bt_rpc_channel_options options = {.address = b->options->address};
+        const bt_rpc_channel_options options = {.address = b->options->client.address,
+                                                .tls = bt_cli_tls(&b->options->client.tls)};
         status = bt_rpc_channel_create(b->rpc, &options, &b->channel);
     }
     if (status == BT_OK) {
@@ -436,7 +446,7 @@ static bt_status ask_vocabulary(const bench_options *o, uint32_t *n, bt_error *e
 {
     vocabulary v = {.model = o->model};
     bt_client *client;
-    bt_status status = bt_client_open(o->address, &client, err);
+    bt_status status = bt_client_open(&o->client, &client, err);
     if (status != BT_OK) {
         return status;
     }

@@ -15,7 +15,7 @@
 enum { SESSION_BYTES = 16 };
 
 typedef struct chat_options {
-    const char *address;
+    bt_client_options client;
     const char *model;
     const char *system;
     int64_t timeout_ns;
@@ -29,7 +29,7 @@ static const bt_config_option options_table[] = {
      .fallback = BT_CLIENT_ADDRESS,
      .placeholder = "HOST:PORT",
      .help = "The router.",
-     .offset = offsetof(chat_options, address)},
+     .offset = offsetof(chat_options, client.address)},
     {.name = "model-name",
      .type = BT_CONFIG_STRING,
      .group = "Request",
@@ -50,6 +50,7 @@ static const bt_config_option options_table[] = {
      .help = "Deadline of each answer; 0 leaves it to the router.",
      .offset = offsetof(chat_options, timeout_ns)},
     BT_SAMPLING_CONFIG_ROWS(chat_options, sampling),
+    BT_CLIENT_CONFIG_ROWS(chat_options, client),
 };
 
 static const bt_config_spec spec = {
@@ -241,7 +242,7 @@ static int run(int argc, char **argv)
     }
     bt_error err = {""};
     bt_client *client = NULL;
-    const bt_status status = bt_client_open(o.address, &client, &err);
+    const bt_status status = bt_client_open(&o.client, &client, &err);
     if (status != BT_OK) {
         bt_config_destroy(config);
         return bt_cli_fail("chat", status, &err, false);

@@ -2,16 +2,24 @@
 #include "cli/client.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/check.h"
+#include "common/file.h"
+#include "common/hash.h"
+#include "common/keys.h"
 #include "common/rpc.h"
 
-enum { ADDRESS_BYTES = 256 };
+enum {
+    ADDRESS_BYTES = 256,
+    KEY_FILE_BYTES_MAX = 1024,
+};
 
 struct bt_client {
     char address[ADDRESS_BYTES];
+    char authorization[BT_CLIENT_AUTHORIZATION_BYTES]; /* "": none */
     bt_loop *loop;
     bt_rpc *rpc;
     bt_rpc_channel *channel;
@@ -34,20 +42,72 @@ static void on_interrupt(void *ctx)
     }
 }
 
-bt_status bt_client_open(const char *address, bt_client **out, bt_error *err)
+static bt_status show_key(const char *key, char out[BT_CLIENT_AUTHORIZATION_BYTES], bt_error *err)
 {
+    const size_t len = strlen(key);
+    bool visible = len > 0 && len <= BT_KEYS_SECRET_MAX;
+    for (size_t i = 0; i < len; i++) {
+        visible = visible && key[i] > ' ' && key[i] <= '~';
+    }
+    if (!visible) {
+        return bt_error_set(
+            err, BT_EINVAL,
+            "the API key must be 1 to %d visible ASCII characters, and nothing else",
+            BT_KEYS_SECRET_MAX);
+    }
+    (void)snprintf(out, BT_CLIENT_AUTHORIZATION_BYTES, "Bearer %s", key);
+    return BT_OK;
+}
+
+bt_status bt_client_authorization(const bt_client_options *options,
+                                  char out[BT_CLIENT_AUTHORIZATION_BYTES], bt_error *err)
+{
+    out[0] = '\0';
+    if (options->api_key && *options->api_key) {
+        return show_key(options->api_key, out, err);
+    }
+    if (!options->api_key_file || !*options->api_key_file) {
+        return BT_OK;
+    }
+    char *text = NULL;
+    size_t len = 0;
+    bt_status status = bt_file_read(options->api_key_file, KEY_FILE_BYTES_MAX, &text, &len, err);
+    if (status == BT_OK) {
+        text[strcspn(text, "\r\n")] = '\0';
+        status = show_key(text, out, err);
+        bt_file_free(text, len);
+    }
+    if (status != BT_OK) {
+        bt_error_prefix(err, "--api-key-file");
+    }
+    return status;
+}
+
+bt_status bt_client_open(const bt_client_options *options, bt_client **out, bt_error *err)
+{
+    const char *address = options->address;
+    const bt_rpc_tls *tls = bt_cli_tls(&options->tls);
+    bt_status status = tls ? bt_rpc_tls_check(tls, false, err) : BT_OK;
+    if (status != BT_OK) {
+        return status;
+    }
     bt_client *client = calloc(1, sizeof *client);
     if (!client) {
         return bt_error_set(err, BT_ENOMEM, "no memory for a client");
     }
     (void)strncpy(client->address, address, sizeof client->address - 1);
-    bt_status status = bt_loop_create(&client->loop);
+    status = bt_client_authorization(options, client->authorization, err);
+    if (status != BT_OK) {
+        bt_client_close(client);
+        return status;
+    }
+    status = bt_loop_create(&client->loop);
     if (status == BT_OK) {
         status = bt_rpc_create(client->loop, &client->rpc);
     }
     if (status == BT_OK) {
-        const bt_rpc_channel_options options = {.address = client->address};
-        status = bt_rpc_channel_create(client->rpc, &options, &client->channel);
+        const bt_rpc_channel_options channel = {.address = client->address, .tls = tls};
+        status = bt_rpc_channel_create(client->rpc, &channel, &client->channel);
     }
     if (status == BT_OK) {
         status = bt_signal_create(client->loop, SIGINT, on_interrupt, client, &client->interrupt);
@@ -75,7 +135,10 @@ void bt_client_close(bt_client *client)
     if (client->rpc) {
         bt_rpc_destroy(client->rpc);
     }
-    bt_loop_destroy(client->loop);
+    if (client->loop) {
+        bt_loop_destroy(client->loop);
+    }
+    bt_hash_wipe(client->authorization, sizeof client->authorization);
     free(client);
 }
 
@@ -139,6 +202,11 @@ static void on_done(bt_rpc_call *rpc_call, bt_rpc_code code, const char *message
                                       "the server at %s sends messages of another kind. Are client "
                                       "and server of one version?",
                                       client->address);
+    } else if (code == BT_RPC_UNAUTHENTICATED) {
+        (void)bt_error_set(client->err, client->status,
+                           "%s: %s. Give --api-key-file FILE, or "
+                           "BATON_API_KEY",
+                           client->address, message);
     } else if (code == BT_RPC_UNAVAILABLE) {
         (void)bt_error_set(client->err, client->status,
                            "%s: %s. `baton status` shows the cluster, `baton up` starts one",
@@ -166,7 +234,11 @@ bt_status bt_client_run(bt_client *client, const bt_client_call *call, bt_error 
     client->call = call;
     client->err = err;
     client->unreadable = false;
-    const bt_rpc_start start = {.path = call->path, .deadline_ns = call->timeout_ns};
+    const bt_rpc_meta meta = {.key = "authorization", .value = client->authorization};
+    const bt_rpc_start start = {.path = call->path,
+                                .deadline_ns = call->timeout_ns,
+                                .meta = &meta,
+                                .n_meta = *client->authorization ? 1 : 0};
     const bt_status status =
         bt_rpc_channel_start(client->channel, &start, &callbacks, client, &client->rpc_call);
     if (status != BT_OK) {

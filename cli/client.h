@@ -10,15 +10,48 @@
 
 #include <protobuf-c/protobuf-c.h>
 
-#include "common/status.h"
+#include "cli/security.h"
 
 typedef struct bt_client bt_client;
 
 /* Where `baton up` and `baton router` serve clients unless told otherwise. */
 #define BT_CLIENT_ADDRESS "127.0.0.1:7070"
 
-/* Makes a client of the router at `address` ("host:port"); connects with the first call. */
-BT_MUST_CHECK bt_status bt_client_open(const char *address, bt_client **out, bt_error *err);
+/* Whom to call, and what to show. */
+typedef struct bt_client_options {
+    const char *address;      /* "host:port" */
+    const char *api_key;      /* NULL: what the file holds */
+    const char *api_key_file; /* NULL: no key is shown */
+    bt_rpc_tls tls;           /* without an authority: plain text */
+} bt_client_options;
+
+/* Rows of the above but the address; `group` "Access". */
+#define BT_CLIENT_CONFIG_ROWS(target, member)                                                      \
+    {.name = "api-key-file",                                                                       \
+     .type = BT_CONFIG_STRING,                                                                     \
+     .group = "Access",                                                                            \
+     .placeholder = "FILE",                                                                        \
+     .help = "Holds the API key to show, alone on its line.",                                      \
+     .offset = offsetof(target, member.api_key_file)},                                             \
+        {.name = "api-key",                                                                        \
+         .type = BT_CONFIG_STRING,                                                                 \
+         .group = "Access",                                                                        \
+         .placeholder = "KEY",                                                                     \
+         .help = "The API key itself: better in BATON_API_KEY, for others can see flags.",         \
+         .secret = true,                                                                           \
+         .offset = offsetof(target, member.api_key)},                                              \
+        BT_CLI_TLS_CONFIG_ROWS(target, member.tls, "Access", "the router")
+
+enum { BT_CLIENT_AUTHORIZATION_BYTES = 300 };
+
+/* "Bearer KEY", or "" without a key. BT_EINVAL, BT_ENOTFOUND: *err says what is wrong with it. */
+BT_MUST_CHECK bt_status bt_client_authorization(const bt_client_options *options,
+                                                char out[BT_CLIENT_AUTHORIZATION_BYTES],
+                                                bt_error *err);
+
+/* Makes a client; connects with the first call. The strings are copied. */
+BT_MUST_CHECK bt_status bt_client_open(const bt_client_options *options, bt_client **out,
+                                       bt_error *err);
 void bt_client_close(bt_client *client);
 
 /* One reply of a stream, decoded; freed after the call. */

@@ -11,7 +11,7 @@
 #include "common/json.h"
 
 typedef struct generate_options {
-    const char *address;
+    bt_client_options client;
     const char *model;
     const char *system;
     bool chat;
@@ -27,7 +27,7 @@ static const bt_config_option options_table[] = {
      .fallback = BT_CLIENT_ADDRESS,
      .placeholder = "HOST:PORT",
      .help = "The router.",
-     .offset = offsetof(generate_options, address)},
+     .offset = offsetof(generate_options, client.address)},
     {.name = "model-name",
      .type = BT_CONFIG_STRING,
      .group = "Request",
@@ -60,6 +60,7 @@ static const bt_config_option options_table[] = {
      .help = "Prints one JSON object when all is done, in place of the text.",
      .offset = offsetof(generate_options, json)},
     BT_SAMPLING_CONFIG_ROWS(generate_options, sampling),
+    BT_CLIENT_CONFIG_ROWS(generate_options, client),
 };
 
 static const bt_config_spec spec = {
@@ -173,7 +174,7 @@ static bt_status generate(const generate_options *o, const char *prompt, answer 
         request.text = (char *)(uintptr_t)prompt;
     }
     bt_client *client;
-    bt_status status = bt_client_open(o->address, &client, err);
+    bt_status status = bt_client_open(&o->client, &client, err);
     if (status != BT_OK) {
         return status;
     }

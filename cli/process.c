@@ -11,53 +11,41 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/socket.h"
 
 enum {
     TICK_MS = 100,
+    KEYS_LOOK_NS = 1000 * 1000 * 1000,
     SILENCE_S_MAX = 10, /* a loop that ticks no more is not alive */
 };
 
 const char *const bt_process_log_levels[] = {"error", "warn", "info", "debug", NULL};
 const char *const bt_process_log_formats[] = {"text", "json", NULL};
 
-/* ------------------------------------------------------------------------ cluster key ---- */
+/* ---------------------------------------------------------------------------- secrets ---- */
 
-static bt_status key_from_file(const char *path, bt_cluster_key *key, bt_error *err)
+static bt_status read_secrets(bt_process *process, bt_error *err)
 {
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) {
-        return bt_error_set(err, BT_ENOTFOUND, "cannot open the cluster key file '%s'", path);
-    }
-    uint8_t bytes[BT_CLUSTER_KEY_BYTES_MAX + 1];
-    size_t n = fread(bytes, 1, sizeof bytes, file);
-    fclose(file);
-    while (n > 0 && (bytes[n - 1] == '\n' || bytes[n - 1] == '\r')) {
-        n--;
-    }
-    const bt_status status = bt_cluster_key_init(key, bytes, n, err);
-    bt_hash_wipe(bytes, sizeof bytes);
+    const bt_process_options *o = &process->options;
+    bt_cli_guards *guards = &process->guards;
+    guards->insecure = o->insecure;
+    bt_status status = bt_cli_read_cluster_key(o->cluster_key_file, &process->cluster_key,
+                                               &guards->has_cluster_key, err);
     if (status != BT_OK) {
-        bt_error_prefix(err, "cluster key file '%s'", path);
-    }
-    return status;
-}
-
-static bt_status read_cluster_key(const char *path, bt_cluster_key *key, bt_error *err)
-{
-    static const char none[] = "a cluster without a key of its own";
-    if (path != NULL && path[0] != '\0') {
-        return key_from_file(path, key, err);
-    }
-    const char *secret = getenv("BATON_CLUSTER_KEY");
-    if (secret != NULL && secret[0] != '\0') {
-        const bt_status status = bt_cluster_key_init(key, secret, strlen(secret), err);
-        if (status != BT_OK) {
-            bt_error_prefix(err, "BATON_CLUSTER_KEY");
-        }
         return status;
     }
-    bt_log(BT_WARN, "no cluster key: advice=\"give all members one with --cluster-key-file\"");
-    return bt_cluster_key_init(key, none, sizeof none - 1, err);
+    if (!guards->has_cluster_key) {
+        bt_log(BT_WARN, "no cluster key: advice=\"give all members one with --cluster-key-file\"");
+    }
+    bt_cluster_key_print(&process->cluster_key, process->cluster_key_print);
+    if (o->api_keys_file != NULL && o->api_keys_file[0] != '\0') {
+        status = bt_keys_create(o->api_keys_file, &process->keys, err);
+        guards->has_keys = status == BT_OK;
+    }
+    if (status == BT_OK) {
+        status = bt_cli_check_door(BT_CLI_DOOR_METRICS, "--admin", o->admin_address, guards, err);
+    }
+    return status;
 }
 
 /* ----------------------------------------------------------------------- admin address ---- */
@@ -65,6 +53,14 @@ static bt_status read_cluster_key(const char *path, bt_cluster_key *key, bt_erro
 static void on_metrics(bt_http_request *request, void *ctx)
 {
     bt_process *process = ctx;
+    const char *shown = bt_http_request_header(request, "authorization");
+    bt_error err = {{0}};
+    if (process->metrics_need_key &&
+        bt_keys_check(process->keys, shown, BT_KEYS_METRICS, NULL, &err) != BT_OK) {
+        bt_http_respond_header(request, "WWW-Authenticate", "Bearer");
+        bt_http_respond_text(request, 401, "this needs an API key of role metrics\n");
+        return;
+    }
     char *text = NULL;
     size_t len = 0;
     if (bt_metrics_render(process->metrics, &text, &len) != BT_OK) {
@@ -86,7 +82,8 @@ static void on_healthz(bt_http_request *request, void *ctx)
 {
     const bt_process *process = ctx;
     if (!is_moving(process)) {
-        bt_http_respond_text(request, 503, "the loop does not move\n");
+        bt_http_respond_text(request, 503,
+                             process->is_public ? "failed\n" : "the loop does not move\n");
     } else {
         bt_http_respond_text(request, 200, "ok\n");
     }
@@ -100,6 +97,7 @@ static void on_readyz(bt_http_request *request, void *ctx)
     const char *why = moves ? atomic_load_explicit(&process->health_text, memory_order_relaxed)
                             : "the loop does not move";
     char text[160];
+    why = process->is_public ? "not ready" : why;
     snprintf(text, sizeof text, "%s\n", ready ? "ready" : why);
     bt_http_respond_text(request, ready ? 200 : 503, text);
 }
@@ -107,6 +105,8 @@ static void on_readyz(bt_http_request *request, void *ctx)
 static bt_status serve_admin(bt_process *process, bt_error *err)
 {
     const bt_http_options options = {.address = process->options.admin_address};
+    process->is_public = !bt_socket_is_local(options.address);
+    process->metrics_need_key = process->is_public && process->keys != NULL;
     bt_status status = bt_http_server_create(&options, &process->http, err);
     static const struct {
         const char *path;
@@ -139,11 +139,10 @@ bt_status bt_process_init(bt_process *process, const char *who, const bt_process
     *process = (bt_process){.options = *options};
     atomic_store_explicit(&process->health_text, "starting", memory_order_relaxed);
     bt_log_init((bt_log_level)options->log_level, (bt_log_format)options->log_format, who);
-    bt_status status = read_cluster_key(options->cluster_key_file, &process->cluster_key, err);
+    bt_status status = read_secrets(process, err);
     if (status != BT_OK) {
         return status;
     }
-    bt_cluster_key_print(&process->cluster_key, process->cluster_key_print);
     status = bt_loop_create(&process->loop);
     if (status == BT_OK) {
         status = bt_rpc_create(process->loop, &process->rpc);
@@ -174,7 +173,12 @@ static void on_tick(void *ctx)
     }
     atomic_store_explicit(&process->health_text, text, memory_order_relaxed);
     atomic_store_explicit(&process->ready, ready, memory_order_relaxed);
-    atomic_store_explicit(&process->alive_ns, bt_clock_now_ns(), memory_order_relaxed);
+    const int64_t now_ns = bt_clock_now_ns();
+    atomic_store_explicit(&process->alive_ns, now_ns, memory_order_relaxed);
+    if (process->keys != NULL && now_ns - process->keys_looked_ns >= KEYS_LOOK_NS) {
+        process->keys_looked_ns = now_ns;
+        bt_keys_refresh(process->keys);
+    }
 }
 
 static void on_signal(void *ctx)
@@ -221,4 +225,6 @@ void bt_process_deinit(bt_process *process)
     bt_rpc_destroy(process->rpc);
     bt_metrics_destroy(process->metrics);
     bt_loop_destroy(process->loop);
+    bt_keys_destroy(process->keys);
+    bt_hash_wipe(&process->cluster_key, sizeof process->cluster_key);
 }

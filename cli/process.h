@@ -12,8 +12,10 @@
 
 #include <stdatomic.h>
 
+#include "cli/security.h"
 #include "common/config.h"
 #include "common/http.h"
+#include "common/keys.h"
 #include "common/log.h"
 #include "common/metrics.h"
 #include "common/rpc.h"
@@ -23,6 +25,8 @@
 typedef struct bt_process_options {
     const char *admin_address;
     const char *cluster_key_file;
+    const char *api_keys_file;
+    bool insecure;
     int64_t grace_ns;
     int log_level;
     int log_format;
@@ -46,6 +50,21 @@ extern const char *const bt_process_log_formats[];
          .help = "Secret of the cluster, 16 bytes or more, the same for every router and worker; " \
                  "BATON_CLUSTER_KEY holds it too. Without one all clusters without a key agree.",  \
          .offset = offsetof(target, member.cluster_key_file)},                                     \
+        {.name = "api-keys",                                                                       \
+         .type = BT_CONFIG_STRING,                                                                 \
+         .group = "Operation",                                                                     \
+         .placeholder = "FILE",                                                                    \
+         .help =                                                                                   \
+             "API keys, a line each: NAME SECRET [share | metrics]. Clients then have to show "    \
+             "one, and /metrics one of role metrics, unless --admin is a loopback address. "       \
+             "Read again when it changes.",                                                        \
+         .offset = offsetof(target, member.api_keys_file)},                                        \
+        {.name = "insecure",                                                                       \
+         .type = BT_CONFIG_BOOL,                                                                   \
+         .group = "Operation",                                                                     \
+         .fallback = "false",                                                                      \
+         .help = "Lets addresses that other hosts reach be open to everybody.",                    \
+         .offset = offsetof(target, member.insecure)},                                             \
         {.name = "drain-time",                                                                     \
          .type = BT_CONFIG_DURATION,                                                               \
          .group = "Operation",                                                                     \
@@ -82,11 +101,16 @@ typedef struct bt_process {
     bt_metrics *metrics;
     bt_cluster_key cluster_key;
     uint8_t cluster_key_print[BT_BLOCK_HASH_BYTES];
+    bt_keys *keys;        /* NULL: none are asked for */
+    bt_cli_guards guards; /* has_client_ca is the command's to fill */
 
     /* the process's own */
     bt_process_options options;
     bt_process_hooks hooks;
     bt_http_server *http;
+    bool is_public; /* others reach the admin address: it tells no more than it has to */
+    bool metrics_need_key;
+    int64_t keys_looked_ns;
     bt_timer *timer;
     bt_signal *on_int;
     bt_signal *on_term;
@@ -97,9 +121,10 @@ typedef struct bt_process {
     _Atomic int64_t alive_ns; /* the loop's last tick; 0: it does not run yet */
 } bt_process;
 
-/* Sets the log up under the name `who`, reads the cluster key, makes loop, RPC and metrics, and
- * serves the admin address: not ready ("starting") until run(). BT_EINVAL, BT_ENOTFOUND,
- * BT_EEXISTS (the port is in use), BT_ENOMEM. After a failure deinit() is still called. */
+/* Sets the log up under the name `who`, reads cluster key and API keys, makes loop, RPC and
+ * metrics, and serves the admin address: not ready ("starting") until run(). BT_EINVAL,
+ * BT_ENOTFOUND, BT_EEXISTS (the port is in use), BT_ENOMEM. After a failure deinit() is still
+ * called. */
 BT_MUST_CHECK bt_status bt_process_init(bt_process *process, const char *who,
                                         const bt_process_options *options, bt_error *err);
 

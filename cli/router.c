@@ -7,6 +7,7 @@
 
 #include "cli/client.h"
 #include "cli/process.h"
+#include "common/socket.h"
 #include "router/router.h"
 
 typedef struct router_options {
@@ -36,6 +37,12 @@ typedef struct router_options {
     int64_t prefix_blocks_max;
     int64_t worker_timeout_ns;
     int64_t ring_requests;
+    const char *tls_cert;
+    const char *tls_key;
+    const char *tls_client_ca;
+    const char *attach_tls_cert;
+    const char *attach_tls_key;
+    const char *attach_tls_client_ca;
     bt_process_options process;
 } router_options;
 
@@ -264,6 +271,43 @@ static const bt_config_option options_table[] = {
      .fallback = "false",
      .help = "Pairs workers whose results differ in their last bits; replies then say so.",
      .offset = FIELD(allow_mixed_numerics)},
+    {.name = "tls-cert",
+     .type = BT_CONFIG_STRING,
+     .group = "TLS",
+     .placeholder = "FILE",
+     .help = "Certificate, with its chain, that clients are shown (PEM): --listen and --http then "
+             "speak TLS alone. Read again when it changes.",
+     .offset = FIELD(tls_cert)},
+    {.name = "tls-key",
+     .type = BT_CONFIG_STRING,
+     .group = "TLS",
+     .placeholder = "FILE",
+     .help = "Its private key.",
+     .offset = FIELD(tls_key)},
+    {.name = "tls-client-ca",
+     .type = BT_CONFIG_STRING,
+     .group = "TLS",
+     .placeholder = "FILE",
+     .help = "Clients have to show a certificate of this authority.",
+     .offset = FIELD(tls_client_ca)},
+    {.name = "attach-tls-cert",
+     .type = BT_CONFIG_STRING,
+     .group = "TLS",
+     .placeholder = "FILE",
+     .help = "Certificate that workers are shown at --attach; they need --tls-ca.",
+     .offset = FIELD(attach_tls_cert)},
+    {.name = "attach-tls-key",
+     .type = BT_CONFIG_STRING,
+     .group = "TLS",
+     .placeholder = "FILE",
+     .help = "Its private key.",
+     .offset = FIELD(attach_tls_key)},
+    {.name = "attach-tls-client-ca",
+     .type = BT_CONFIG_STRING,
+     .group = "TLS",
+     .placeholder = "FILE",
+     .help = "Workers have to show a certificate of this authority, besides the cluster key.",
+     .offset = FIELD(attach_tls_client_ca)},
     BT_PROCESS_CONFIG_ROWS(router_options, process),
 };
 
@@ -294,6 +338,26 @@ static bt_router_model model_of(char *text)
     return model;
 }
 
+/* Nothing that others reach is open by mistake. */
+static bt_status check_doors(router_process *r, bt_error *err)
+{
+    const router_options *o = &r->options;
+    bt_cli_guards *guards = &r->process.guards;
+    guards->has_client_ca = o->tls_client_ca != NULL && o->tls_client_ca[0] != '\0';
+    bt_status status =
+        bt_cli_check_door(BT_CLI_DOOR_CLIENTS, "--listen", o->listen, guards, err);
+    if (status == BT_OK) {
+        status = bt_cli_check_door(BT_CLI_DOOR_CLUSTER, "--attach", o->attach, guards, err);
+    }
+    const bool has_tls = o->tls_cert != NULL && o->tls_cert[0] != '\0';
+    if (status == BT_OK && guards->has_keys && !has_tls && !bt_socket_is_local(o->listen)) {
+        bt_log(BT_WARN, "API keys cross the network in plain text: address=%s advice=\"--tls-cert "
+                        "and --tls-key, or TLS in front of it\"",
+               o->listen);
+    }
+    return status;
+}
+
 static bt_status start_router(router_process *r, bt_error *err)
 {
     const router_options *o = &r->options;
@@ -303,6 +367,10 @@ static bt_status start_router(router_process *r, bt_error *err)
     if (o->models.n > BT_ROUTER_MODELS_MAX) {
         return bt_error_set(err, BT_EINVAL, "a router serves %d models at most",
                             BT_ROUTER_MODELS_MAX);
+    }
+    bt_status status = check_doors(r, err);
+    if (status != BT_OK) {
+        return status;
     }
     bt_router_options options;
     bt_router_options_init(&options);
@@ -318,6 +386,13 @@ static bt_status start_router(router_process *r, bt_error *err)
     options.attach_address = o->attach;
     options.name = o->name;
     options.cluster_key = r->process.cluster_key;
+    options.keys = r->process.keys;
+    options.tls_cert = o->tls_cert;
+    options.tls_key = o->tls_key;
+    options.tls_client_ca = o->tls_client_ca;
+    options.attach_tls_cert = o->attach_tls_cert;
+    options.attach_tls_key = o->attach_tls_key;
+    options.attach_tls_client_ca = o->attach_tls_client_ca;
     options.requests_max = (uint32_t)o->requests_max;
     options.queue_max = (uint32_t)o->queue_max;
     options.prompt_tokens_max = (uint32_t)o->prompt_tokens_max;
@@ -340,7 +415,7 @@ static bt_status start_router(router_process *r, bt_error *err)
     options.prefix_blocks_max = (uint32_t)o->prefix_blocks_max;
     options.worker_timeout_ms = (uint64_t)(o->worker_timeout_ns / MS);
     options.ring_requests = (uint32_t)o->ring_requests;
-    const bt_status status = bt_router_create(r->process.loop, r->process.rpc, r->process.metrics,
+    status = bt_router_create(r->process.loop, r->process.rpc, r->process.metrics,
                                               &options, &r->router, err);
     if (status == BT_OK) {
         bt_log(BT_INFO, "router started: client_port=%d attach_port=%d models=%zu",

@@ -9,7 +9,7 @@
 #include "proto/generation.pb-c.h"
 
 typedef struct status_options {
-    const char *address;
+    bt_client_options client;
     bool json;
     int64_t timeout_ns;
 } status_options;
@@ -21,7 +21,7 @@ static const bt_config_option options_table[] = {
      .fallback = BT_CLIENT_ADDRESS,
      .placeholder = "HOST:PORT",
      .help = "The router.",
-     .offset = offsetof(status_options, address)},
+     .offset = offsetof(status_options, client.address)},
     {.name = "timeout",
      .type = BT_CONFIG_DURATION,
      .group = "Request",
@@ -34,6 +34,7 @@ static const bt_config_option options_table[] = {
      .fallback = "false",
      .help = "Prints everything as one JSON object.",
      .offset = offsetof(status_options, json)},
+    BT_CLIENT_CONFIG_ROWS(status_options, client),
 };
 
 static const bt_config_spec spec = {
@@ -240,7 +241,7 @@ static int run(int argc, char **argv)
     bt_error err = {""};
     bt_client *client = NULL;
     shown s = {.options = &o};
-    bt_status status = bt_client_open(o.address, &client, &err);
+    bt_status status = bt_client_open(&o.client, &client, &err);
     if (status == BT_OK) {
         Baton__V1__GetClusterStatusRequest request = BATON__V1__GET_CLUSTER_STATUS_REQUEST__INIT;
         const bt_client_call call = {

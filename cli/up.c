@@ -35,6 +35,12 @@ typedef struct up_options {
     const char *listen;
     const char *attach;
     const char *admin;
+    const char *api_keys;
+    const char *cluster_key_file;
+    bool insecure;
+    const char *tls_cert;
+    const char *tls_key;
+    bt_rpc_tls tls; /* of the question whether it is ready */
     const char *ready_file;
     int64_t n_prefill;
     int64_t n_decode;
@@ -137,6 +143,50 @@ static const bt_config_option options_table[] = {
      .help = "KV pool of each worker; a quarter of the memory available, shared by the workers, if "
              "not given.",
      .offset = offsetof(up_options, kv_pool_bytes)},
+    {.name = "api-keys",
+     .type = BT_CONFIG_STRING,
+     .group = "Access",
+     .placeholder = "FILE",
+     .help = "API keys, a line each: NAME SECRET [share | metrics]. Clients then have to show one.",
+     .offset = offsetof(up_options, api_keys)},
+    {.name = "cluster-key-file",
+     .type = BT_CONFIG_STRING,
+     .group = "Access",
+     .placeholder = "FILE",
+     .help = "Secret of the cluster; BATON_CLUSTER_KEY holds it too. A new one is drawn if not "
+             "given.",
+     .offset = offsetof(up_options, cluster_key_file)},
+    {.name = "insecure",
+     .type = BT_CONFIG_BOOL,
+     .group = "Access",
+     .fallback = "false",
+     .help = "Lets addresses that other hosts reach be open to everybody.",
+     .offset = offsetof(up_options, insecure)},
+    {.name = "tls-cert",
+     .type = BT_CONFIG_STRING,
+     .group = "Access",
+     .placeholder = "FILE",
+     .help = "Certificate that clients are shown (PEM); needs --tls-key and --tls-ca.",
+     .offset = offsetof(up_options, tls_cert)},
+    {.name = "tls-key",
+     .type = BT_CONFIG_STRING,
+     .group = "Access",
+     .placeholder = "FILE",
+     .help = "Its private key.",
+     .offset = offsetof(up_options, tls_key)},
+    {.name = "tls-ca",
+     .type = BT_CONFIG_STRING,
+     .group = "Access",
+     .placeholder = "FILE",
+     .help = "Its authority, by which this command finds out that the cluster is ready; 'system' "
+             "are those of this system.",
+     .offset = offsetof(up_options, tls.ca)},
+    {.name = "tls-name",
+     .type = BT_CONFIG_STRING,
+     .group = "Access",
+     .placeholder = "NAME",
+     .help = "Name in the certificate; the host of --listen if not given.",
+     .offset = offsetof(up_options, tls.server_name)},
     {.name = "ready-timeout",
      .type = BT_CONFIG_DURATION,
      .group = "Life",
@@ -182,6 +232,7 @@ static const bt_config_spec spec = {
 typedef struct cluster {
     const up_options *options;
     bt_children children;
+    char token[BT_CLUSTER_KEY_TOKEN_BYTES]; /* an operator's, for the router */
     bt_error *err;
 } cluster;
 
@@ -190,6 +241,14 @@ static void add_drain_time(bt_arguments *args, const up_options *o)
     char text[32];
     bt_config_format_duration(o->stop_timeout_ns, text);
     bt_arguments_add_option(args, "drain-time", text);
+}
+
+static void add_access(bt_arguments *args, const up_options *o)
+{
+    if (o->cluster_key_file) {
+        bt_arguments_add_option(args, "cluster-key-file", o->cluster_key_file);
+    }
+    bt_arguments_add(args, o->insecure ? "--insecure" : "--no-insecure");
 }
 
 static bt_status start_router(cluster *c)
@@ -207,6 +266,14 @@ static bt_status start_router(cluster *c)
     }
     bt_arguments_add_option(&args, "log-level", o->log_level);
     add_drain_time(&args, o);
+    add_access(&args, o);
+    if (o->api_keys) {
+        bt_arguments_add_option(&args, "api-keys", o->api_keys);
+    }
+    if (o->tls_cert) {
+        bt_arguments_add_option(&args, "tls-cert", o->tls_cert);
+        bt_arguments_add_option(&args, "tls-key", o->tls_key);
+    }
     bt_arguments_add(&args, o->local_prefill ? "--local-prefill" : "--no-local-prefill");
     return bt_children_start(&c->children, "router-0", &args, c->err);
 }
@@ -226,6 +293,8 @@ static bt_status start_worker(cluster *c, const char *role, int64_t number)
     bt_arguments_add_option(&args, "kernels", o->kernels);
     bt_arguments_add_option(&args, "log-level", o->log_level);
     add_drain_time(&args, o);
+    add_access(&args, o);
+    bt_arguments_add_option(&args, "tls-ca", ""); /* BATON_TLS_CA is for this command */
     bt_arguments_add(&args, "--threads");
     bt_arguments_add(&args, "%lld", (long long)o->n_threads);
     if (o->kv_pool_bytes > 0) {
@@ -293,7 +362,9 @@ static readiness ask(bt_client *client)
 static bt_status wait_until_ready(cluster *c)
 {
     bt_client *client;
-    bt_status status = bt_client_open(c->options->listen, &client, c->err);
+    const bt_client_options options = {
+        .address = c->options->listen, .api_key = c->token, .tls = c->options->tls};
+    bt_status status = bt_client_open(&options, &client, c->err);
     if (status != BT_OK) {
         return status;
     }
@@ -455,16 +526,50 @@ static bt_status settle(up_options *o, bt_error *err)
 }
 
 /* Members of one cluster share a key; without one of the user's a new one is drawn. */
-static void make_key(void)
+static bt_status make_key(const up_options *o, char token[BT_CLUSTER_KEY_TOKEN_BYTES],
+                          bt_error *err)
 {
-    if (getenv("BATON_CLUSTER_KEY")) {
-        return;
+    bt_cluster_key key_given;
+    bool is_given;
+    bt_status status = bt_cli_read_cluster_key(o->cluster_key_file, &key_given, &is_given, err);
+    if (status != BT_OK) {
+        return status;
+    }
+    if (is_given) {
+        bt_cluster_key_admin_token(&key_given, token);
+        return BT_OK;
     }
     uint8_t key[KEY_BYTES];
     char hex[2 * KEY_BYTES + 1];
     bt_hash_random(key, sizeof key);
     bt_hash_hex(key, sizeof key, hex);
     (void)setenv("BATON_CLUSTER_KEY", hex, 1);
+    status = bt_cluster_key_init(&key_given, hex, strlen(hex), err);
+    if (status == BT_OK) {
+        bt_cluster_key_admin_token(&key_given, token);
+    }
+    return status;
+}
+
+/* What the router would refuse to start with, said in the words of this command. */
+static bt_status check_access(const up_options *o, bt_error *err)
+{
+    const bt_cli_guards guards = {
+        .has_keys = o->api_keys != NULL, .has_cluster_key = true, .insecure = o->insecure};
+    bt_status status = bt_cli_check_door(BT_CLI_DOOR_CLIENTS, "--listen", o->listen, &guards, err);
+    if (status == BT_OK) {
+        status = bt_cli_check_door(BT_CLI_DOOR_METRICS, "--admin", o->admin, &guards, err);
+    }
+    if (status == BT_OK && (o->tls_cert != NULL) != (o->tls_key != NULL)) {
+        status = bt_error_set(err, BT_EINVAL, "--tls-cert and --tls-key go together");
+    }
+    if (status == BT_OK && (o->tls_cert != NULL) != (bt_cli_tls(&o->tls) != NULL)) {
+        status = bt_error_set(err, BT_EINVAL,
+                              "--tls-cert and --tls-ca go together here: without "
+                              "the authority nobody could tell that the cluster "
+                              "is ready");
+    }
+    return status;
 }
 
 static int run(int argc, char **argv)
@@ -481,12 +586,17 @@ static int run(int argc, char **argv)
     if (status == BT_OK) {
         status = settle_addresses(&o, &kept, &err);
     }
+    if (status == BT_OK) {
+        status = check_access(&o, &err);
+    }
+    cluster c = {.options = &o, .err = &err};
+    if (status == BT_OK) {
+        status = make_key(&o, c.token, &err);
+    }
     if (status != BT_OK) {
         bt_config_destroy(config);
         return bt_cli_fail("up", status, &err, status == BT_EINVAL);
     }
-    make_key();
-    cluster c = {.options = &o, .err = &err};
     bt_children_init(&c.children);
     status = start_all(&c);
     if (status == BT_OK) {

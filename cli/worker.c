@@ -47,6 +47,7 @@ typedef struct worker_options {
     int kv_auth;
     uint64_t kv_rate_limit_bytes_s;
     int64_t lease_ns;
+    bt_rpc_tls tls;
     bt_process_options process;
 } worker_options;
 
@@ -270,6 +271,7 @@ static const bt_config_option options_table[] = {
      .help = "Takes KV from workers whose results differ in their last bits. The router needs it "
              "too; replies then say that tokens may differ from run to run.",
      .offset = FIELD(allow_mixed_numerics)},
+    BT_CLI_TLS_CONFIG_ROWS(worker_options, tls, "TLS", "the routers"),
     BT_PROCESS_CONFIG_ROWS(worker_options, process),
 };
 
@@ -521,6 +523,7 @@ static bt_status start_worker(worker_process *w, bt_error *err)
     worker.model = w->model;
     memcpy(worker.tokenizer_hash, w->tokenizer_hash, sizeof worker.tokenizer_hash);
     worker.cluster_key = w->process.cluster_key;
+    worker.router_tls = bt_cli_tls(&w->options.tls);
     memcpy(worker.cluster_key_print, w->process.cluster_key_print, sizeof worker.cluster_key_print);
     status = size_pool(w, &worker, err);
     if (status != BT_OK) {
@@ -570,6 +573,13 @@ static void stop(void *ctx, uint64_t grace_ms)
 static bt_status serve(worker_process *w, bt_error *err)
 {
     bt_status status = bt_process_init(&w->process, w->name, &w->options.process, err);
+    if (status == BT_OK) {
+        status = bt_cli_check_door(BT_CLI_DOOR_CLUSTER, "--kv-address", w->options.kv_address,
+                                   &w->process.guards, err);
+    }
+    if (status == BT_OK && bt_cli_tls(&w->options.tls) != NULL) {
+        status = bt_rpc_tls_check(&w->options.tls, false, err);
+    }
     if (status == BT_OK) {
         status = start_worker(w, err);
     }

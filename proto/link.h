@@ -250,7 +250,8 @@ typedef struct bt_link_worker_options {
     const char *const *routers;                /* "host:port" each; copied */
     uint32_t n_routers;                        /* 1 .. BT_LINK_ROUTERS_MAX */
     bt_cluster_key cluster_key;                /* the routers' too */
-    uint32_t answer_ms; /* longest wait for a router's challenge and welcome; 0: 3,000 */
+    const bt_rpc_tls *tls; /* of the routers; NULL: plain text; borrowed for create */
+    uint32_t answer_ms;    /* longest wait for a router's challenge and welcome; 0: 3,000 */
     uint32_t runs_max;                         /* open runs; further ones are refused; 0: 4,096 */
     uint32_t load_ms;                          /* period of load reports; 0: 200 */
     size_t outbox_bytes_max;                   /* unsent bytes for one router; 0: 8 MiB */

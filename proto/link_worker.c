@@ -32,6 +32,7 @@ enum {
     RUNS_MAX = 4096,
     LOAD_MS = 200,
     ANSWER_MS = 3000,
+    UNREACHED_MS = 5000, /* without a connection for so long: said once */
     LOAD_GAP_MS = 10, /* between two reports that a change caused */
     REDIAL_MIN_MS = 100,
     REDIAL_JITTER_MS = 400,
@@ -64,6 +65,7 @@ struct session {
     session_state state;
     attach *attach;           /* DIALING, UP */
     bool proved;              /* DIALING: the router knows the cluster key, our proof is sent */
+    bool told_unreached;      /* since the last session */
     int64_t greeted_ns;       /* DIALING: when the hello left; 0: not yet */
     uint8_t nonce[BT_PROOF_NONCE_BYTES];
     bool cut;                 /* the call is cancelled; its end is on the way */
@@ -348,6 +350,7 @@ static bool take_welcome(session *s, const Baton__Worker__V1__Welcome *in)
     s->silence_ns =
         (int64_t)(in->silence_ms > 0 ? in->silence_ms : BT_LINK_SILENCE_MS) * BT_LINK_NS_PER_MS;
     s->state = UP;
+    s->told_unreached = false;
     s->refusal[0] = '\0';
     s->blocks_number = 0;
     s->snapshot_wanted = true;
@@ -564,6 +567,14 @@ static void on_tick(void *ctx)
         if (s->state == DIALING && s->greeted_ns != 0 && now_ns - s->greeted_ns > link->answer_ns) {
             cut_session(s, "what listens there does not answer as a router");
         }
+        if (s->state == DIALING && s->greeted_ns == 0 && !s->told_unreached &&
+            now_ns - s->heard_ns > (int64_t)UNREACHED_MS * BT_LINK_NS_PER_MS) {
+            s->told_unreached = true;
+            bt_log(BT_WARN,
+                   "router not reached yet: address=%s advice=\"it may be down, or its TLS not as "
+                   "this worker expects\"",
+                   s->address);
+        }
         if (s->state != UP || s->cut) {
             continue;
         }
@@ -615,7 +626,8 @@ static bt_status init_session(session *s, bt_link_worker *link, uint32_t idx,
         return status;
     }
     const bt_rpc_channel_options channel = {.address = s->address,
-                                            .message_bytes_max = BT_LINK_RECV_BYTES_MAX};
+                                            .message_bytes_max = BT_LINK_RECV_BYTES_MAX,
+                                            .tls = options->tls};
     return bt_rpc_channel_create(link->rpc, &channel, &s->channel);
 }
 

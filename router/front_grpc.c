@@ -112,6 +112,9 @@ static bt_status submit(generate_call *g, const uint8_t *data, size_t len, bt_er
     } else {
         char peer[BT_ROUTER_CLIENT_NAME_MAX];
         request.peer = bt_router_client_of_peer(bt_rpc_call_peer(g->call), peer);
+        const bt_keys_client *client = bt_rpc_call_kept(g->call);
+        request.client = client != NULL ? client->name : NULL;
+        request.client_shares = client != NULL && client->shares;
         request.label = bt_rpc_call_meta(g->call, "x-request-id");
         request.deadline_left_ns = bt_rpc_call_deadline_left_ns(g->call);
         status = bt_router_request_submit(g->front->router, &request, &front_ops, g, &g->request,

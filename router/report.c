@@ -392,14 +392,15 @@ void bt_router_report_end(bt_router_request *request)
     bt_log(
         BT_INFO,
         "request done: req=%s id=%016" PRIx64 "%016" PRIx64
-        " end=%s model=%s prompt_tokens=%" PRIu32 " cached_tokens=%" PRIu32
+        " client=%s end=%s model=%s prompt_tokens=%" PRIu32 " cached_tokens=%" PRIu32
         " generated_tokens=%" PRIu32 " queue_ms=%.1f prefill_ms=%.1f transfer_ms=%.1f"
         " ttft_ms=%.1f tpot_ms=%.2f total_ms=%.1f tokenized_at=%.1f placed_at=%.1f"
         " prefill_start_at=%.1f prefill_end_at=%.1f transferred_at=%.1f"
         " prefill_worker=%s decode_worker=%s"
         " attempts=%" PRIu32 " recoveries=%" PRIu32 " blocks_moved=%" PRIu32 " bytes_moved=%" PRIu64
         " preemptions=%" PRIu32 "%s%s%s",
-        request->label, request->id.hi, request->id.lo, end_names[end],
+        request->label, request->id.hi, request->id.lo,
+        request->client != NULL ? request->client->name : "-", end_names[end],
         bt_router_models_at(request->router->models, request->model_idx)->name, s->prompt_tokens,
         s->cached_tokens, s->generated_tokens, s->queue_ms, s->prefill_ms, s->transfer_ms,
         s->ttft_ms, s->tpot_ms, s->total_ms, m.tokenized, m.placed, m.prefill_start, m.prefill_end,

@@ -279,11 +279,25 @@ static bt_status create_state(bt_router *router, bt_metrics *metrics)
     return status;
 }
 
+static bool is_given(const char *text)
+{
+    return text != NULL && text[0] != '\0';
+}
+
 static bt_status create_client_side(bt_router *router, bt_error *err)
 {
+    const bt_rpc_tls tls = {
+        .cert = router->options.tls_cert,
+        .key = router->options.tls_key,
+        .ca = router->options.tls_client_ca,
+    };
+    const bool has_tls = is_given(tls.cert) || is_given(tls.key) || is_given(tls.ca);
     const bt_rpc_server_options options = {
         .address = router->options.client_address,
         .message_bytes_max = router->options.request_bytes_max,
+        .tls = has_tls ? &tls : NULL,
+        .guard = router->options.keys != NULL ? bt_router_guard : NULL,
+        .guard_ctx = router,
     };
     bt_status status = bt_rpc_server_create(router->rpc, &options, &router->client_server, err);
     if (status == BT_OK) {
@@ -301,9 +315,16 @@ static bt_status create_client_side(bt_router *router, bt_error *err)
 
 static bt_status create_attach_side(bt_router *router, bt_error *err)
 {
+    const bt_rpc_tls tls = {
+        .cert = router->options.attach_tls_cert,
+        .key = router->options.attach_tls_key,
+        .ca = router->options.attach_tls_client_ca,
+    };
+    const bool has_tls = is_given(tls.cert) || is_given(tls.key) || is_given(tls.ca);
     const bt_rpc_server_options server_options = {
         .address = router->options.attach_address,
         .message_bytes_max = 64 << 20,
+        .tls = has_tls ? &tls : NULL,
     };
     bt_status status =
         bt_rpc_server_create(router->rpc, &server_options, &router->attach_server, err);

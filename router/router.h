@@ -14,6 +14,7 @@
 #ifndef BT_ROUTER_ROUTER_H
 #define BT_ROUTER_ROUTER_H
 
+#include "common/keys.h"
 #include "common/loop.h"
 #include "common/metrics.h"
 #include "common/rpc.h"
@@ -38,6 +39,15 @@ typedef struct bt_router_options {
     size_t n_models;            /* 1..BT_ROUTER_MODELS_MAX */
     const char *name;           /* of this router, for status and workers' logs */
     bt_cluster_key cluster_key; /* the same on every member */
+
+    /* who may come in; the files' paths are borrowed during create */
+    bt_keys *keys;        /* clients have to show one; NULL: none. Borrowed until destroy */
+    const char *tls_cert; /* of the doors for clients; NULL: plain text */
+    const char *tls_key;
+    const char *tls_client_ca;   /* clients have to show a certificate of it; NULL: none */
+    const char *attach_tls_cert; /* the same for workers */
+    const char *attach_tls_key;
+    const char *attach_tls_client_ca;
 
     /* limits: beyond them a request is refused with a reason */
     uint32_t requests_max;      /* living at one time, queued ones included; 1..65536 */

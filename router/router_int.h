@@ -194,6 +194,7 @@ struct bt_router {
     bool was_ready;
     bt_log_limit mismatch_limit;
     bt_log_limit malformed_limit;
+    bt_log_limit guard_limit;
 
     bt_router_request *requests; /* requests_max of them */
     uint32_t *free_slots;
@@ -384,6 +385,13 @@ void bt_router_report_timeline(const bt_router_request *request, bt_router_timel
 
 /* Gauges of now. */
 void bt_router_report_tick(bt_router *router);
+
+/* ---- guard.c ---- */
+
+/* With API keys: who calls without one gets UNAUTHENTICATED, whatever the method; but health is
+ * for everybody, and the cluster's state for who knows the cluster key too. Keeps a
+ * bt_keys_client on the calls that it lets in. A bt_rpc_guard. */
+bool bt_router_guard(bt_rpc_call *call, const char *path, void *router);
 
 /* ---- front_grpc.c ---- */
 BT_MUST_CHECK bt_status bt_router_front_grpc_create(bt_router *router, bt_router_front_grpc **out);

@@ -38,6 +38,7 @@ typedef struct bt_worker_options {
     uint8_t tokenizer_hash[BT_LINK_ID_BYTES];    /* bt_tokenizer_fingerprint() */
     uint8_t cluster_key_print[BT_LINK_ID_BYTES]; /* bt_cluster_key_print() */
     bt_cluster_key cluster_key;                  /* the same on every member */
+    const bt_rpc_tls *router_tls; /* of the attach addresses; NULL: plain text; until start */
     bool allow_mixed_numerics;
     bool no_prefix_cache;
     uint32_t cached_blocks_max; /* most that the prefix cache keeps; as many as the pool has */

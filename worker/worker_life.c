@@ -252,6 +252,7 @@ bt_status bt_worker_start(bt_worker *worker, const bt_engine_scheduler *table, c
         .routers = worker->options.routers,
         .n_routers = worker->options.n_routers,
         .cluster_key = worker->options.cluster_key,
+        .tls = worker->options.router_tls,
         .runs_max = worker->options.requests_max,
         .load_ms = worker->options.load_ms,
         .callbacks = &bt_worker_link_callbacks,
