@@ -76,6 +76,7 @@ struct session {
     int64_t silence_ns;
     int64_t load_sent_ns;
     bool load_changed;
+    bool told_draining; /* in the last report */
     uint64_t blocks_number;
     bool snapshot_wanted;
     bool snapshot_running;
@@ -197,6 +198,7 @@ static void put_load(session *s, int64_t now_ns)
     if (!is_half_full(s) && bt_link_put_load(&s->outbox, &s->link->load)) {
         s->load_sent_ns = now_ns;
         s->load_changed = false;
+        s->told_draining = s->link->load.draining;
     }
 }
 
@@ -793,8 +795,11 @@ void bt_link_worker_flush(bt_link_worker *link)
         if (s->state != UP || s->cut || link->closing) {
             continue;
         }
+        /* That it takes nothing new must be told before the first run that it refuses. */
+        const bool is_urgent = link->load.draining != s->told_draining;
         if (s->load_changed &&
-            now_ns - s->load_sent_ns >= (int64_t)LOAD_GAP_MS * BT_LINK_NS_PER_MS) {
+            (is_urgent ||
+             now_ns - s->load_sent_ns >= (int64_t)LOAD_GAP_MS * BT_LINK_NS_PER_MS)) {
             put_load(s, now_ns);
         }
         push_snapshot(s);

@@ -814,6 +814,21 @@ static bool router_has_exactly(const fixture *f, uint64_t begin, uint64_t end)
     return true;
 }
 
+static void that_a_worker_drains_is_told_before_anything_that_follows(void **state)
+{
+    fixture *f = attach(state);
+    bt_link_load load = {.blocks_free = 5};
+    bt_link_worker_load(f->worker.link, &load);
+    bt_link_worker_flush(f->worker.link); /* the next report would wait for a while */
+    load.draining = true;
+    bt_link_worker_load(f->worker.link, &load);
+    bt_link_worker_flush(f->worker.link);
+    store_range(f, 0, 1, BT_LINK_BLOCKS_STORED);
+    bt_link_worker_flush(f->worker.link);
+    WAIT_FOR(&f->pair, router_has_exactly(f, 0, 1));
+    assert_true(f->router.load.draining);
+}
+
 static void blocks_held_before_attach_arrive_as_snapshot(void **state)
 {
     fixture *f = *state;
@@ -1071,6 +1086,7 @@ int main(void)
         LINK_TEST(senseless_run_is_answered_not_run),
         LINK_TEST(too_large_run_is_refused_at_once),
         LINK_TEST(load_arrives_on_change_and_in_time),
+        LINK_TEST(that_a_worker_drains_is_told_before_anything_that_follows),
         LINK_TEST(blocks_held_before_attach_arrive_as_snapshot),
         LINK_TEST(sets_agree_after_events_were_left_out),
         LINK_TEST(lost_router_cancels_its_runs_and_is_found_again),
