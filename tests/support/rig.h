@@ -18,7 +18,7 @@
 
 enum {
     BT_RIG_TOKENS_MAX = 512,
-    BT_RIG_REQUESTS_MAX = 64,
+    BT_RIG_REQUESTS_MAX = 512,
 };
 
 typedef struct bt_rig bt_rig;
