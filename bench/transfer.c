@@ -6,6 +6,8 @@
  *            does without protocol and checksums
  *   raw TCP  the same blocks over one connection on 127.0.0.1, blocking, 256 KiB a call
  *   pull     the source has announced everything before the clock starts
+ *   parts signed        the same pull with a tag for each piece of parts (--kv-auth full); all
+ *            others have tags on frames alone
  *   announce and pull   the clock starts with the announcement, so the source's checksums of all
  *            blocks are inside; in a cluster they overlap with the prefill
  *
@@ -313,7 +315,7 @@ typedef enum measured {
 } measured;
 
 /* Nanoseconds of one transfer; 0: it failed. */
-static int64_t measure_transfer(bench *b, bt_kv_transport transport, measured what)
+static int64_t measure_transfer(bench *b, bt_kv_transport transport, bt_kv_auth auth, measured what)
 {
     const pools *p = &b->pools;
     const bt_kv_sink_options options = {
@@ -322,6 +324,7 @@ static int64_t measure_transfer(bench *b, bt_kv_transport transport, measured wh
         .pool_base = p->target.base,
         .n_blocks = p->n_pool_blocks,
         .transport = transport,
+        .auth = auth,
         .max_transfers = 2,
         .max_transfer_blocks = p->n_blocks,
         .max_peers = 1,
@@ -414,7 +417,18 @@ static int64_t measure_raw(bench *b)
 
 /* ---- rounds and report ---- */
 
-enum { MEMCPY, RAW, SHM, SHM_ANNOUNCE, TCP, TCP_ANNOUNCE, SHM_COMPLETE, TCP_COMPLETE, N_KINDS };
+enum {
+    MEMCPY,
+    RAW,
+    SHM,
+    SHM_ANNOUNCE,
+    TCP,
+    TCP_FULL,
+    TCP_ANNOUNCE,
+    SHM_COMPLETE,
+    TCP_COMPLETE,
+    N_KINDS
+};
 
 static int64_t measure_one(bench *b, int kind)
 {
@@ -424,17 +438,19 @@ static int64_t measure_one(bench *b, int kind)
     case RAW:
         return measure_raw(b);
     case SHM:
-        return measure_transfer(b, BT_KV_TRANSPORT_SHM, MEASURE_PULL);
+        return measure_transfer(b, BT_KV_TRANSPORT_SHM, BT_KV_AUTH_AUTO, MEASURE_PULL);
     case SHM_ANNOUNCE:
-        return measure_transfer(b, BT_KV_TRANSPORT_SHM, MEASURE_ANNOUNCE);
+        return measure_transfer(b, BT_KV_TRANSPORT_SHM, BT_KV_AUTH_AUTO, MEASURE_ANNOUNCE);
     case TCP:
-        return measure_transfer(b, BT_KV_TRANSPORT_TCP, MEASURE_PULL);
+        return measure_transfer(b, BT_KV_TRANSPORT_TCP, BT_KV_AUTH_FRAMES, MEASURE_PULL);
+    case TCP_FULL:
+        return measure_transfer(b, BT_KV_TRANSPORT_TCP, BT_KV_AUTH_FULL, MEASURE_PULL);
     case TCP_ANNOUNCE:
-        return measure_transfer(b, BT_KV_TRANSPORT_TCP, MEASURE_ANNOUNCE);
+        return measure_transfer(b, BT_KV_TRANSPORT_TCP, BT_KV_AUTH_FRAMES, MEASURE_ANNOUNCE);
     case SHM_COMPLETE:
-        return measure_transfer(b, BT_KV_TRANSPORT_SHM, MEASURE_COMPLETE);
+        return measure_transfer(b, BT_KV_TRANSPORT_SHM, BT_KV_AUTH_AUTO, MEASURE_COMPLETE);
     default:
-        return measure_transfer(b, BT_KV_TRANSPORT_TCP, MEASURE_COMPLETE);
+        return measure_transfer(b, BT_KV_TRANSPORT_TCP, BT_KV_AUTH_FRAMES, MEASURE_COMPLETE);
     }
 }
 
@@ -451,6 +467,7 @@ static void report_rates(bt_report *report, const double ns[N_KINDS][ROUNDS_MAX]
         {"shm, announce and pull", SHM_ANNOUNCE, MEMCPY, "memcpy"},
         {"loopback TCP, raw", RAW, RAW, NULL},
         {"tcp, pull", TCP, RAW, "raw TCP"},
+        {"tcp, pull, parts signed", TCP_FULL, TCP, "tcp, pull"},
         {"tcp, announce and pull", TCP_ANNOUNCE, RAW, "raw TCP"},
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(rows); i++) {
