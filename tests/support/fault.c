@@ -4,6 +4,7 @@
 #include "tests/support/fault.h"
 
 #include <errno.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -15,6 +16,11 @@ bool bt_fault_available(void)
 }
 
 void bt_fault_fail_nth(size_t n)
+{
+    (void)n;
+}
+
+void bt_fault_fail_nth_own(size_t n)
 {
     (void)n;
 }
@@ -45,9 +51,14 @@ static _Thread_local size_t n_allocations;
 static _Thread_local size_t countdown; /* 0: not armed */
 static _Thread_local bool has_failed;
 static _Thread_local bool trapped;
+static _Thread_local bool own_only;
 
-/* Counts one allocation; true if it must fail. */
-static bool must_fail(void)
+/* The linker's: where the program's own code lies. */
+extern const char __executable_start[];
+extern const char etext[];
+
+/* Counts one allocation, made from `caller`; true if it must fail. */
+static bool must_fail(const void *caller)
 {
     if (trapped) {
         static const char text[] = "an allocation where none is allowed\n";
@@ -55,7 +66,12 @@ static bool must_fail(void)
         abort();
     }
     n_allocations++;
-    if (countdown == 0 || --countdown > 0) {
+    if (countdown == 0) {
+        return false;
+    }
+    const uintptr_t at = (uintptr_t)caller;
+    const bool is_own = at >= (uintptr_t)__executable_start && at < (uintptr_t)etext;
+    if ((own_only && !is_own) || --countdown > 0) {
         return false;
     }
     has_failed = true;
@@ -65,33 +81,33 @@ static bool must_fail(void)
 
 void *malloc(size_t bytes)
 {
-    return must_fail() ? NULL : __libc_malloc(bytes);
+    return must_fail(__builtin_return_address(0)) ? NULL : __libc_malloc(bytes);
 }
 
 void *calloc(size_t n, size_t bytes)
 {
-    return must_fail() ? NULL : __libc_calloc(n, bytes);
+    return must_fail(__builtin_return_address(0)) ? NULL : __libc_calloc(n, bytes);
 }
 
 void *realloc(void *ptr, size_t bytes)
 {
-    return must_fail() ? NULL : __libc_realloc(ptr, bytes);
+    return must_fail(__builtin_return_address(0)) ? NULL : __libc_realloc(ptr, bytes);
 }
 
 void *memalign(size_t align, size_t bytes);
 void *memalign(size_t align, size_t bytes)
 {
-    return must_fail() ? NULL : __libc_memalign(align, bytes);
+    return must_fail(__builtin_return_address(0)) ? NULL : __libc_memalign(align, bytes);
 }
 
 void *aligned_alloc(size_t align, size_t bytes)
 {
-    return must_fail() ? NULL : __libc_memalign(align, bytes);
+    return must_fail(__builtin_return_address(0)) ? NULL : __libc_memalign(align, bytes);
 }
 
 int posix_memalign(void **out, size_t align, size_t bytes)
 {
-    void *ptr = must_fail() ? NULL : __libc_memalign(align, bytes);
+    void *ptr = must_fail(__builtin_return_address(0)) ? NULL : __libc_memalign(align, bytes);
     if (!ptr) {
         return ENOMEM;
     }
@@ -107,7 +123,14 @@ bool bt_fault_available(void)
 void bt_fault_fail_nth(size_t n)
 {
     has_failed = false;
+    own_only = false;
     countdown = n;
+}
+
+void bt_fault_fail_nth_own(size_t n)
+{
+    bt_fault_fail_nth(n);
+    own_only = true;
 }
 
 bool bt_fault_disarm(void)

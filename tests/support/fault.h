@@ -24,6 +24,11 @@ bool bt_fault_available(void);
 /* The n-th allocation (from 1) of this thread from now on fails, once. */
 void bt_fault_fail_nth(size_t n);
 
+/* The same, counting only allocations that the program's own code makes itself, and not what
+ * libraries do for it: some of them end the process when memory is short. For programs that
+ * link this project's code statically (linkstatic). */
+void bt_fault_fail_nth_own(size_t n);
+
 /* Ends it. True: the failure has happened. */
 bool bt_fault_disarm(void);
 
