@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/terminal.h"
@@ -27,4 +28,21 @@ void bt_cli_split_model(char *text, const char **name)
         *equals = '\0';
         *name = equals + 1;
     }
+}
+
+const char *bt_cli_http_address(const char *given, const char *listen,
+                                char kept[BT_CLI_ADDRESS_BYTES])
+{
+    enum { PORTS_APART = 10, PORT_MAX = 65535 };
+    if (given != NULL) {
+        return strcmp(given, "none") == 0 ? NULL : given;
+    }
+    const char *colon = strrchr(listen, ':');
+    if (colon == NULL || strncmp(listen, "unix:", 5) == 0) {
+        return NULL;
+    }
+    const int port = atoi(colon + 1);
+    const int http_port = port > 0 && port <= PORT_MAX - PORTS_APART ? port + PORTS_APART : 0;
+    (void)snprintf(kept, BT_CLI_ADDRESS_BYTES, "%.*s:%d", (int)(colon - listen), listen, http_port);
+    return kept;
 }

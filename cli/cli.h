@@ -35,6 +35,7 @@ extern const bt_cli_command bt_cli_generate;
 extern const bt_cli_command bt_cli_chat;
 extern const bt_cli_command bt_cli_tokenize;
 extern const bt_cli_command bt_cli_status;
+extern const bt_cli_command bt_cli_drain;
 extern const bt_cli_command bt_cli_bench;
 
 /* Prints "baton COMMAND: text" on stderr; returns BT_CLI_USAGE for BT_EINVAL when `usage`,
@@ -49,5 +50,12 @@ int bt_cli_configure(const bt_config_spec *spec, int argc, char **argv, void *ta
 
 /* Splits FILE[=NAME] at the last '='; `text` is written to. *name is NULL without one. */
 void bt_cli_split_model(char *text, const char **name);
+
+enum { BT_CLI_ADDRESS_BYTES = 256 };
+
+/* Where HTTP is served: `given`, or without one the host of `listen` and its port and 10 (a free
+ * one for port 0), in `kept`. NULL: nowhere ("none", or `listen` is no host and port). */
+const char *bt_cli_http_address(const char *given, const char *listen,
+                                char kept[BT_CLI_ADDRESS_BYTES]);
 
 #endif /* BT_CLI_CLI_H */

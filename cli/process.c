@@ -181,6 +181,18 @@ static void on_tick(void *ctx)
     }
 }
 
+void bt_process_stop(bt_process *process)
+{
+    if (process->stopping) {
+        return;
+    }
+    process->stopping = true;
+    const uint64_t grace_ms = (uint64_t)(process->options.grace_ns / 1000000);
+    bt_log(BT_INFO, "stopping: drain_ms=%" PRIu64, grace_ms);
+    process->hooks.stop(process->hooks.ctx, grace_ms);
+    on_tick(process); /* /readyz says so at once */
+}
+
 static void on_signal(void *ctx)
 {
     bt_process *process = ctx;
@@ -188,10 +200,7 @@ static void on_signal(void *ctx)
         bt_log(BT_WARN, "ended at once: why=\"a second signal\"");
         _exit(130);
     }
-    process->stopping = true;
-    const uint64_t grace_ms = (uint64_t)(process->options.grace_ns / 1000000);
-    bt_log(BT_INFO, "stopping: drain_ms=%" PRIu64, grace_ms);
-    process->hooks.stop(process->hooks.ctx, grace_ms);
+    bt_process_stop(process);
 }
 
 bt_status bt_process_run(bt_process *process, const bt_process_hooks *hooks)

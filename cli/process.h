@@ -128,6 +128,9 @@ typedef struct bt_process {
 BT_MUST_CHECK bt_status bt_process_init(bt_process *process, const char *who,
                                         const bt_process_options *options, bt_error *err);
 
+/* Stops it as a first signal does; again: nothing. */
+void bt_process_stop(bt_process *process);
+
 /* What /readyz says until run(), a constant. */
 void bt_process_say(bt_process *process, const char *text);
 

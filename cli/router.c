@@ -14,6 +14,7 @@ typedef struct router_options {
     bt_config_list models;
     const char *listen;
     const char *attach;
+    const char *http;
     const char *name;
     int64_t requests_max;
     int64_t queue_max;
@@ -28,6 +29,7 @@ typedef struct router_options {
     uint64_t client_bytes_max;
     uint64_t slow_client_bytes;
     int64_t slow_client_ns;
+    int64_t http_keepalive_ns;
     int64_t retry_pushback_ns;
     bool local_prefill;
     int64_t local_prefill_tokens;
@@ -76,6 +78,13 @@ static const bt_config_option options_table[] = {
      .placeholder = "HOST:PORT",
      .help = "Where workers attach. Keep it inside: who reaches it can serve requests.",
      .offset = FIELD(attach)},
+    {.name = "http",
+     .type = BT_CONFIG_STRING,
+     .group = "What it serves",
+     .placeholder = "HOST:PORT",
+     .help = "Where HTTP clients connect (OpenAI's API). If not given: the host of --listen, and "
+             "its port and 10 (7080). \"none\" serves no HTTP.",
+     .offset = FIELD(http)},
     {.name = "name",
      .type = BT_CONFIG_STRING,
      .group = "What it serves",
@@ -195,6 +204,15 @@ static const bt_config_option options_table[] = {
      .max = DAY,
      .help = "A client that takes nothing of what waits for it for so long loses its stream.",
      .offset = FIELD(slow_client_ns)},
+    {.name = "http-keepalive",
+     .type = BT_CONFIG_DURATION,
+     .group = "Limits",
+     .fallback = "10s",
+     .min = MS,
+     .max = DAY,
+     .help = "Silence on a stream over HTTP after which a comment is sent, so that clients and "
+             "proxies wait on.",
+     .offset = FIELD(http_keepalive_ns)},
     {.name = "retry-pushback",
      .type = BT_CONFIG_DURATION,
      .group = "Limits",
@@ -276,7 +294,7 @@ static const bt_config_option options_table[] = {
      .group = "TLS",
      .placeholder = "FILE",
      .help = "Certificate, with its chain, that clients are shown (PEM): --listen and --http then "
-             "speak TLS alone. Read again when it changes.",
+             "speak TLS alone. Read again when it changes, but for --http.",
      .offset = FIELD(tls_cert)},
     {.name = "tls-key",
      .type = BT_CONFIG_STRING,
@@ -315,8 +333,8 @@ static const bt_config_spec spec = {
     .command = "baton router",
     .section = "router",
     .summary =
-        "Runs a router: clients connect to --listen, workers attach to --attach. It serves until\n"
-        "Ctrl-C. All its state is soft: a restarted one knows its workers again in a second.",
+        "Runs a router: clients connect to --listen (gRPC) and --http, workers attach to --attach. It\n"
+        "serves until Ctrl-C. All its state is soft: a restarted one knows its workers again in a second.",
     .examples =
         "  baton router --model SmolLM2-135M-Instruct.Q4_1.gguf\n"
         "  baton router --model a.gguf=small --model b.gguf=large --listen 0.0.0.0:7070 \\\n"
@@ -344,15 +362,15 @@ static bt_status check_doors(router_process *r, bt_error *err)
     const router_options *o = &r->options;
     bt_cli_guards *guards = &r->process.guards;
     guards->has_client_ca = o->tls_client_ca != NULL && o->tls_client_ca[0] != '\0';
-    bt_status status =
-        bt_cli_check_door(BT_CLI_DOOR_CLIENTS, "--listen", o->listen, guards, err);
+    bt_status status = bt_cli_check_door(BT_CLI_DOOR_CLIENTS, "--listen", o->listen, guards, err);
     if (status == BT_OK) {
         status = bt_cli_check_door(BT_CLI_DOOR_CLUSTER, "--attach", o->attach, guards, err);
     }
     const bool has_tls = o->tls_cert != NULL && o->tls_cert[0] != '\0';
     if (status == BT_OK && guards->has_keys && !has_tls && !bt_socket_is_local(o->listen)) {
-        bt_log(BT_WARN, "API keys cross the network in plain text: address=%s advice=\"--tls-cert "
-                        "and --tls-key, or TLS in front of it\"",
+        bt_log(BT_WARN,
+               "API keys cross the network in plain text: address=%s advice=\"--tls-cert "
+               "and --tls-key, or TLS in front of it\"",
                o->listen);
     }
     return status;
@@ -384,6 +402,13 @@ static bt_status start_router(router_process *r, bt_error *err)
     options.n_models = o->models.n;
     options.client_address = o->listen;
     options.attach_address = o->attach;
+    char http[BT_CLI_ADDRESS_BYTES];
+    options.http_address = bt_cli_http_address(o->http, o->listen, http);
+    status = bt_cli_check_door(BT_CLI_DOOR_CLIENTS, "--http", options.http_address,
+                               &r->process.guards, err);
+    if (status != BT_OK) {
+        return status;
+    }
     options.name = o->name;
     options.cluster_key = r->process.cluster_key;
     options.keys = r->process.keys;
@@ -406,6 +431,7 @@ static bt_status start_router(router_process *r, bt_error *err)
     options.client_bytes_max = o->client_bytes_max;
     options.read_time_ms = (uint64_t)(o->slow_client_ns / MS);
     options.slow_client_bytes = o->slow_client_bytes;
+    options.http_keepalive_ms = (uint64_t)(o->http_keepalive_ns / MS);
     options.retry_pushback_ms = (uint64_t)(o->retry_pushback_ns / MS);
     options.local_prefill = o->local_prefill;
     options.local_prefill_tokens = (uint32_t)o->local_prefill_tokens;
@@ -418,8 +444,9 @@ static bt_status start_router(router_process *r, bt_error *err)
     status = bt_router_create(r->process.loop, r->process.rpc, r->process.metrics,
                                               &options, &r->router, err);
     if (status == BT_OK) {
-        bt_log(BT_INFO, "router started: client_port=%d attach_port=%d models=%zu",
-               bt_router_client_port(r->router), bt_router_attach_port(r->router), o->models.n);
+        bt_log(BT_INFO, "router started: client_port=%d attach_port=%d models=%zu http_port=%d",
+               bt_router_client_port(r->router), bt_router_attach_port(r->router), o->models.n,
+               bt_router_http_port(r->router));
     }
     return status;
 }

@@ -25,7 +25,7 @@ enum {
     WORKERS_MAX = BT_CHILDREN_MAX - 1,
     PATH_BYTES = 4096,
     KEY_BYTES = 32,
-    ADDRESS_BYTES = 256,
+    ADDRESS_BYTES = BT_CLI_ADDRESS_BYTES,
 };
 
 static const int64_t second_ns = 1000000000;
@@ -34,6 +34,7 @@ typedef struct up_options {
     const char *model;
     const char *listen;
     const char *attach;
+    const char *http;
     const char *admin;
     const char *api_keys;
     const char *cluster_key_file;
@@ -108,6 +109,13 @@ static const bt_config_option options_table[] = {
      .placeholder = "HOST:PORT",
      .help = "Where workers attach; the port after --listen's if not given.",
      .offset = offsetof(up_options, attach)},
+    {.name = "http",
+     .type = BT_CONFIG_STRING,
+     .group = "Network",
+     .placeholder = "HOST:PORT",
+     .help = "Where HTTP clients connect (OpenAI's API). If not given: the host of --listen, and "
+             "its port and 10. \"none\" serves no HTTP.",
+     .offset = offsetof(up_options, http)},
     {.name = "admin",
      .type = BT_CONFIG_STRING,
      .group = "Network",
@@ -205,7 +213,8 @@ static const bt_config_option options_table[] = {
      .type = BT_CONFIG_STRING,
      .group = "Life",
      .placeholder = "FILE",
-     .help = "Written when the cluster is ready; its first line is the address for clients.",
+     .help = "Written when the cluster is ready; its lines are the addresses for clients, workers "
+             "and HTTP clients.",
      .offset = offsetof(up_options, ready_file)},
     {.name = "log-level",
      .type = BT_CONFIG_STRING,
@@ -261,6 +270,7 @@ static bt_status start_router(cluster *c)
     bt_arguments_add_option(&args, "model", o->model);
     bt_arguments_add_option(&args, "listen", o->listen);
     bt_arguments_add_option(&args, "attach", o->attach);
+    bt_arguments_add_option(&args, "http", o->http != NULL ? o->http : "none");
     if (o->admin) {
         bt_arguments_add_option(&args, "admin", o->admin);
     }
@@ -401,6 +411,9 @@ static void print_addresses(const up_options *o)
     printf("%sready%s: %lld prefill, %lld decode, %lld both\n", bold, plain,
            (long long)o->n_prefill, (long long)o->n_decode, (long long)o->n_both);
     printf("  clients  %s   (gRPC baton.v1.Generation)\n", o->listen);
+    if (o->http != NULL) {
+        printf("           http://%s/v1   (OpenAI's API)\n", o->http);
+    }
     printf("  workers  %s\n", o->attach);
     if (o->admin) {
         printf("  metrics  http://%s/metrics\n", o->admin);
@@ -419,7 +432,8 @@ static bt_status tell_ready(const up_options *o, bt_error *err)
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof path, "%s.new", o->ready_file);
     FILE *file = fopen(path, "w");
-    bool written = file != NULL && fprintf(file, "%s\n%s\n", o->listen, o->attach) > 0;
+    bool written = file != NULL && fprintf(file, "%s\n%s\n%s\n", o->listen, o->attach,
+                                           o->http != NULL ? o->http : "") > 0;
     written = file != NULL && fclose(file) == 0 && written;
     if (!written || rename(path, o->ready_file) != 0) {
         return bt_error_set(err, BT_EIO, "cannot write --ready-file '%s': %s", o->ready_file,
@@ -483,6 +497,7 @@ static void choose_attach(up_options *o, char kept[ADDRESS_BYTES])
 typedef struct addresses {
     char listen[ADDRESS_BYTES];
     char attach[ADDRESS_BYTES];
+    char http[ADDRESS_BYTES];
     char admin[ADDRESS_BYTES];
 } addresses;
 
@@ -495,6 +510,10 @@ static bt_status settle_addresses(up_options *o, addresses *kept, bt_error *err)
     bt_status status = check_free("listen", &o->listen, kept->listen, err);
     if (status == BT_OK) {
         status = check_free("attach", &o->attach, kept->attach, err);
+    }
+    o->http = bt_cli_http_address(o->http, o->listen, kept->http);
+    if (status == BT_OK && o->http != NULL) {
+        status = check_free("http", &o->http, kept->http, err);
     }
     if (status == BT_OK && o->admin) {
         status = check_free("admin", &o->admin, kept->admin, err);
@@ -557,6 +576,9 @@ static bt_status check_access(const up_options *o, bt_error *err)
     const bt_cli_guards guards = {
         .has_keys = o->api_keys != NULL, .has_cluster_key = true, .insecure = o->insecure};
     bt_status status = bt_cli_check_door(BT_CLI_DOOR_CLIENTS, "--listen", o->listen, &guards, err);
+    if (status == BT_OK) {
+        status = bt_cli_check_door(BT_CLI_DOOR_CLIENTS, "--http", o->http, &guards, err);
+    }
     if (status == BT_OK) {
         status = bt_cli_check_door(BT_CLI_DOOR_METRICS, "--admin", o->admin, &guards, err);
     }

@@ -217,20 +217,21 @@ static const bt_config_option options_table[] = {
      .group = "KV transfer",
      .fallback = "127.0.0.1:0",
      .placeholder = "HOST:PORT",
-     .help = "Prefill: where decode workers of other hosts pull KV from; port 0 takes a free one.",
+     .help = "Where workers of other hosts pull KV from: prompts' from prefill workers, and from "
+             "decode workers what they hand over when they drain. Port 0 takes a free one.",
      .offset = FIELD(kv_address)},
     {.name = "kv-advertise-host",
      .type = BT_CONFIG_STRING,
      .group = "KV transfer",
      .placeholder = "HOST",
-     .help = "Prefill: host told to others, when it is not that of --kv-address (0.0.0.0, NAT).",
+     .help = "Host told to others, when it is not that of --kv-address (0.0.0.0, NAT).",
      .offset = FIELD(kv_advertise_host)},
     {.name = "kv-socket",
      .type = BT_CONFIG_STRING,
      .group = "KV transfer",
      .placeholder = "PATH",
      .help =
-         "Prefill: unix socket for decode workers of this host, which then copy straight from "
+         "Unix socket for decode workers of this host, which then copy straight from "
          "this pool; @NAME is an abstract one, 'none' leaves it out. @baton-kv-PID if not given.",
      .offset = FIELD(kv_socket)},
     {.name = "kv-transport",
@@ -478,6 +479,13 @@ static bt_status size_pool(worker_process *w, bt_worker_options *worker, bt_erro
     return BT_OK;
 }
 
+/* `baton drain` is a signal from afar. */
+static void on_drain(void *ctx)
+{
+    worker_process *w = ctx;
+    bt_process_stop(&w->process);
+}
+
 static bt_worker_options options_of(worker_process *w)
 {
     const worker_options *o = &w->options;
@@ -510,6 +518,8 @@ static bt_worker_options options_of(worker_process *w)
         .lease_ms = (uint32_t)(o->lease_ns / 1000000),
         .kv_rate_limit_bytes_s = o->kv_rate_limit_bytes_s,
         .metrics = w->process.metrics,
+        .drain = on_drain,
+        .drain_ctx = w,
     };
 }
 

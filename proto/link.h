@@ -124,6 +124,7 @@ typedef struct bt_link_finished {
     uint32_t attempt;
     bt_status status;
     bt_error error; /* text when status is not BT_OK */
+    bool draining;    /* with BT_EPEER: the worker takes nothing new, or goes */
     bt_finish_reason reason;
     bool has_stop_token;
     int32_t stop_token; /* which EOS or stop token ended it */

@@ -367,6 +367,7 @@ bool bt_link_put_finished(bt_link_outbox *outbox, const bt_link_finished *finish
     out.id = &id;
     out.status = finished->status;
     out.text = make_text(finished->error.text);
+    out.draining = finished->draining;
     out.reason = finished->reason;
     out.has_stop_token = finished->has_stop_token;
     out.stop_token = (uint32_t)finished->stop_token;
@@ -384,6 +385,7 @@ bool bt_link_get_finished(const Baton__Worker__V1__Finished *in, bt_link_finishe
 {
     *out = (bt_link_finished){
         .status = (bt_status)in->status,
+        .draining = in->draining != 0,
         .reason = (bt_finish_reason)in->reason,
         .has_stop_token = in->has_stop_token != 0,
         .stop_token = (int32_t)in->stop_token,

@@ -9,7 +9,7 @@
  *              `--refused--> answered, freed
  *
  * A stream's head waits for its first piece, so that what fails before it has a status code of its
- * own; a comment keeps it (and proxies on the way) patient once KEEPALIVE_MS passed. The call is
+ * own; a comment keeps it (and proxies on the way) patient after http_keepalive_ms. The call is
  * freed when its stream is taken, which is where every path ends. */
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -27,8 +27,7 @@
 
 enum {
     TICK_MS = 200,
-    SILENCE_MS = 10000,   /* a loop that ticks no more is not alive */
-    KEEPALIVE_MS = 10000, /* of silence on a stream */
+    SILENCE_MS = 10000, /* a loop that ticks no more is not alive */
     DRAIN_POLL_MS = 10,
     DRAIN_MS_MAX = 1000, /* for last bytes to reach clients */
     CONNECTIONS_EXTRA = 4096,
@@ -730,7 +729,8 @@ static void on_wake(void *ctx)
 static void keep_alive(http_call *call, int64_t now_ns)
 {
     static const char comment[] = ": keep-alive\n\n";
-    if (call->head.stream && now_ns - call->sent_ns >= KEEPALIVE_MS * ms_ns &&
+    const int64_t silence_ns = (int64_t)call->front->router->options.http_keepalive_ms * ms_ns;
+    if (call->head.stream && now_ns - call->sent_ns >= silence_ns &&
         bt_http_stream_has_room(call->stream)) {
         begin_stream(call);
         bt_http_stream_send(call->stream, comment, sizeof comment - 1);

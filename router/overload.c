@@ -119,10 +119,9 @@ static bt_status check_ttft(const bt_router_request *request, const bt_router_fo
 static uint32_t sure_tokens(const bt_router_request *request)
 {
     const bt_sampling *s = &request->sampling;
-    if (request->has_max_tokens && s->ignore_eos && request->n_stops == 0) {
-        return s->max_tokens;
-    }
-    return s->min_tokens > 1 ? s->min_tokens : 1;
+    const bool is_fixed = request->has_max_tokens && s->ignore_eos && request->n_stops == 0;
+    const uint32_t n = is_fixed ? s->max_tokens : s->min_tokens;
+    return n > 1 ? n : 1; /* an echo alone has none, and takes as long as the first */
 }
 
 static bt_status check_deadline(const bt_router_request *request, const bt_router_forecast *f,

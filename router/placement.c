@@ -619,7 +619,28 @@ static void leg_failed(bt_router_request *request, int leg_idx, bt_status status
     const bool peers_fault = leg_idx == BT_ROUTER_LEG_D && !is_lost && peer->used &&
                              n_output <= request->n_resumed + 1 && /* D was not decoding yet */
                              bt_status_scope_of(status) == BT_STATUS_SCOPE_PEER;
+    if (peers_fault && peer->has_report && peer->report.draining) {
+        bt_router_request_replace(request, request->last_failure.text);
+        return;
+    }
     retry(request, peers_fault ? peer->session : leg->session);
+}
+
+/* A leg's worker drains, and gave the run back: that is no failure of anybody's. */
+static void leg_refused(bt_router_request *request, int leg_idx, const char *text)
+{
+    if (request->state == BT_ROUTER_REQUEST_ENDING) {
+        bt_router_request_check_ending(request);
+        return;
+    }
+    const bool has_token = bt_router_request_count_output(request) > request->n_resumed;
+    if (leg_idx == BT_ROUTER_LEG_P && has_token && request->legs[BT_ROUTER_LEG_D].open &&
+        !bt_router_reply_lacks_prompt(request->reply)) {
+        return; /* D has the KV already, or will say that it has not */
+    }
+    if (!complete_if_over(request)) {
+        bt_router_request_replace(request, text);
+    }
 }
 
 /* ----------------------------------------------------------------------------- events ---- */
@@ -809,6 +830,11 @@ void bt_router_on_finished(bt_router *router, bt_router_worker *worker,
         bt_router_move_left(request);
         return;
     }
+    if (finished->status != BT_OK && finished->draining) {
+        worker->load.draining = true;
+        leg_refused(request, leg_idx, finished->error.text);
+        return;
+    }
     if (finished->status != BT_OK) {
         const bool has_text = finished->error.text[0] != '\0';
         leg_failed(request, leg_idx, finished->status,
@@ -845,13 +871,15 @@ void bt_router_on_worker_lost(bt_router *router, bt_router_worker *worker, const
             bt_router_leg *leg = &request->legs[k];
             if (leg->open && leg->worker == worker) {
                 if (!is_gone) {
-                    bt_link_router_cancel(worker->peer, request->id, request->attempt);
+                    bt_link_router_cancel(worker->peer, request->id, leg->attempt);
                 }
                 unbind_leg(request, leg);
                 char text[160];
                 snprintf(text, sizeof text, "%s%.120s", is_gone ? "it is gone: " : "", reason);
                 if (k == BT_ROUTER_LEG_FROM && request->state != BT_ROUTER_REQUEST_ENDING) {
                     bt_router_move_left(request);
+                } else if (bt_router_worker_is_draining(worker)) {
+                    leg_refused(request, k, text); /* it may never have seen the run */
                 } else {
                     leg_failed(request, k, BT_EPEER, text, true);
                 }

@@ -3,7 +3,8 @@
  * first failure; destroy takes half-made routers. Stop goes through these steps, each begun by
  * the end of the one before:
  *   1. health says not serving, new requests are refused, running ones go on for grace_ms;
- *   2. what still runs then is failed, and the client server ends when its last call does;
+ *   2. what still runs then is failed, and the client server ends: with its last call, or cut
+ *      after MESSAGE_SLACK_MS;
  *   3. workers are told, and the attach server ends;
  *   4. jobs on the work pool come back (tick looks for it), and done(ctx) is called. */
 #include "router/router.h"
@@ -23,6 +24,7 @@ enum {
     ATTACH_GRACE_MS = 1000,
     MESSAGE_SLACK_MS = 1000, /* for statuses of failed requests to leave */
     STOP_POLL_MS = 10,
+    MS_NS = 1000 * 1000,
 };
 
 void bt_router_options_init(bt_router_options *options)
@@ -39,6 +41,7 @@ void bt_router_options_init(bt_router_options *options)
         .client_bytes_max = 64 << 20,
         .slow_client_bytes = 4 << 20,
         .read_time_ms = 30000,
+        .http_keepalive_ms = 10000,
         .retry_pushback_ms = 1000,
         .local_prefill = true,
         .attempts_max = 3,
@@ -223,6 +226,7 @@ static bt_status check_options(const bt_router_options *o, bt_error *err)
         {"tpot_max_ms", o->tpot_max_ms, 0, day_ms},
         {"slow_client_bytes", o->slow_client_bytes, 4096, UINT64_MAX},
         {"read_time_ms", o->read_time_ms, 1, day_ms},
+        {"http_keepalive_ms", o->http_keepalive_ms, 1, day_ms},
         {"retry_pushback_ms", o->retry_pushback_ms, 0, day_ms},
         {"attempts_max", o->attempts_max, 1, BT_ROUTER_ATTEMPTS_MAX},
         {"recoveries_max", o->recoveries_max, 0, BT_ROUTER_RECOVERIES_MAX},
@@ -323,7 +327,7 @@ static bt_status create_attach_side(bt_router *router, bt_error *err)
     const bool has_tls = is_given(tls.cert) || is_given(tls.key) || is_given(tls.ca);
     const bt_rpc_server_options server_options = {
         .address = router->options.attach_address,
-        .message_bytes_max = 64 << 20,
+        .message_bytes_max = 16 << 20, /* twice what a worker sends at most */
         .tls = has_tls ? &tls : NULL,
     };
     bt_status status =
@@ -339,7 +343,9 @@ static bt_status create_attach_side(bt_router *router, bt_error *err)
         .callbacks = &link_callbacks,
         .ctx = router,
     };
-    return bt_link_router_create(router->loop, router->attach_server, &options, &router->link, err);
+    status =
+        bt_link_router_create(router->loop, router->attach_server, &options, &router->link, err);
+    return status == BT_OK ? bt_router_admin_register(router) : status;
 }
 
 bt_status bt_router_create(bt_loop *loop, bt_rpc *rpc, bt_metrics *metrics,
@@ -380,6 +386,16 @@ bt_status bt_router_create(bt_loop *loop, bt_rpc *rpc, bt_metrics *metrics,
     if (status == BT_OK) {
         status = bt_rpc_server_bind(router->attach_server, err);
     }
+    if (status == BT_OK && options->http_address != NULL) {
+        const bt_router_front_http_options http = {
+            .address = options->http_address,
+            .keys = options->keys,
+            .tls_cert = is_given(options->tls_cert) ? options->tls_cert : NULL,
+            .tls_key = is_given(options->tls_key) ? options->tls_key : NULL,
+            .tls_client_ca = is_given(options->tls_client_ca) ? options->tls_client_ca : NULL,
+        };
+        status = bt_router_front_http_create(router, &http, &router->front_http, err);
+    }
     if (status == BT_OK) {
         status = bt_rpc_server_start(router->attach_server, err);
         BT_ASSERT(status == BT_OK);
@@ -397,6 +413,7 @@ bt_status bt_router_create(bt_loop *loop, bt_rpc *rpc, bt_metrics *metrics,
     /* Borrowed during create alone. */
     router->options.client_address = NULL;
     router->options.attach_address = NULL;
+    router->options.http_address = NULL;
     router->options.name = router->name;
     memset(router->options.models, 0, sizeof router->options.models);
     bt_timer_start(router->tick, 0, TICK_MS);
@@ -418,6 +435,11 @@ int bt_router_client_port(const bt_router *router)
 int bt_router_attach_port(const bt_router *router)
 {
     return bt_rpc_server_port(router->attach_server);
+}
+
+int bt_router_http_port(const bt_router *router)
+{
+    return router->front_http == NULL ? 0 : bt_router_front_http_port(router->front_http);
 }
 
 /* ------------------------------------------------------------------------------- stop ---- */
@@ -446,7 +468,7 @@ static void on_attach_closed(void *ctx)
     bt_timer_start(router->stop_timer, 0, STOP_POLL_MS);
 }
 
-static void on_clients_closed(void *ctx)
+static void on_http_drained(void *ctx)
 {
     bt_router *router = ctx;
     bt_router_explains_stop(router->explains);
@@ -454,9 +476,28 @@ static void on_clients_closed(void *ctx)
     bt_rpc_server_shutdown(router->attach_server, ATTACH_GRACE_MS, on_attach_closed, router);
 }
 
-static void on_grace_over(void *ctx)
+/* The last call over gRPC has ended; those over HTTP need the workers still. */
+static void on_clients_closed(void *ctx)
 {
-    bt_router_requests_fail_all(ctx, "the router is shutting down");
+    bt_router *router = ctx;
+    bt_router_front_http_drain(router->front_http, on_http_drained, router);
+}
+
+/* Streams end one by one; when none is left, or their time is up, the server goes. Until then it
+ * answers: a new request is told UNAVAILABLE, health NOT_SERVING. gRPC's own shutdown would cancel
+ * calls that are on their way. */
+static void on_drain_poll(void *ctx)
+{
+    bt_router *router = ctx;
+    if (bt_clock_now_ns() >= router->drain_until_ns) {
+        bt_router_requests_fail_all(router, "the router is shutting down");
+    } else if (router->counts.n_live > 0) {
+        return;
+    }
+    if (router->stop_timer != NULL) {
+        bt_timer_stop(router->stop_timer);
+    }
+    bt_rpc_server_shutdown(router->client_server, MESSAGE_SLACK_MS, on_clients_closed, router);
 }
 
 void bt_router_shutdown(bt_router *router, uint64_t grace_ms, bt_loop_fn done, void *ctx)
@@ -470,14 +511,14 @@ void bt_router_shutdown(bt_router *router, uint64_t grace_ms, bt_loop_fn done, v
     bt_timer_stop(router->tick);
     bt_health_stop(router->health);
     bt_reflection_stop(router->reflection);
+    router->drain_until_ns = bt_clock_now_ns() + (int64_t)grace_ms * MS_NS;
     if (grace_ms == 0 ||
-        bt_timer_create(router->loop, on_grace_over, router, &router->stop_timer) != BT_OK) {
-        on_grace_over(router);
+        bt_timer_create(router->loop, on_drain_poll, router, &router->stop_timer) != BT_OK) {
+        router->drain_until_ns = 0;
+        on_drain_poll(router);
     } else {
-        bt_timer_start(router->stop_timer, grace_ms, 0);
+        bt_timer_start(router->stop_timer, 0, STOP_POLL_MS);
     }
-    bt_rpc_server_shutdown(router->client_server, grace_ms + MESSAGE_SLACK_MS, on_clients_closed,
-                           router);
 }
 
 void bt_router_destroy(bt_router *router)
@@ -485,6 +526,7 @@ void bt_router_destroy(bt_router *router)
     if (router == NULL) {
         return;
     }
+    bt_router_front_http_destroy(router->front_http);
     bt_rpc_server_destroy(router->client_server);
     bt_rpc_server_destroy(router->attach_server);
     bt_link_router_destroy(router->link);

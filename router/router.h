@@ -35,6 +35,7 @@ typedef struct bt_router_model {
 typedef struct bt_router_options {
     const char *client_address; /* "host:port"; port 0 takes a free one */
     const char *attach_address; /* "host:port" */
+    const char *http_address;   /* "host:port" for OpenAI-style HTTP; NULL: none */
     bt_router_model models[BT_ROUTER_MODELS_MAX];
     size_t n_models;            /* 1..BT_ROUTER_MODELS_MAX */
     const char *name;           /* of this router, for status and workers' logs */
@@ -64,6 +65,7 @@ typedef struct bt_router_options {
     uint64_t client_bytes_max;         /* of these and their unread replies; 0: no limit */
     uint64_t slow_client_bytes; /* unsent text and tokens of one stream before it is aborted */
     uint64_t read_time_ms; /* longest time in which a client takes nothing of what waits for it */
+    uint64_t http_keepalive_ms; /* silence on a stream over HTTP, before a comment is sent */
     uint64_t retry_pushback_ms; /* the least that an overloaded router tells clients to wait */
 
     /* placement */
@@ -92,6 +94,7 @@ BT_MUST_CHECK bt_status bt_router_create(bt_loop *loop, bt_rpc *rpc, bt_metrics 
 /* The ports taken. */
 int bt_router_client_port(const bt_router *router);
 int bt_router_attach_port(const bt_router *router);
+int bt_router_http_port(const bt_router *router); /* 0: no HTTP */
 
 /* Ready to serve: at least one model has workers that can take a whole request. */
 bool bt_router_is_ready(const bt_router *router);

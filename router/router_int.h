@@ -10,6 +10,7 @@
 #ifndef BT_ROUTER_ROUTER_INT_H
 #define BT_ROUTER_ROUTER_INT_H
 
+#include "common/keys.h"
 #include "common/log.h"
 #include "common/metrics.h"
 #include "proto/health.h"
@@ -168,6 +169,7 @@ typedef struct bt_router_counts {
 
 typedef struct bt_router_meters bt_router_meters;         /* report.c */
 typedef struct bt_router_front_grpc bt_router_front_grpc; /* front_grpc.c */
+typedef struct bt_router_front_http bt_router_front_http; /* front_http.c */
 
 struct bt_router {
     /* fixed after create */
@@ -185,6 +187,7 @@ struct bt_router {
     bt_health *health;
     bt_reflection *reflection;
     bt_router_front_grpc *front_grpc;
+    bt_router_front_http *front_http; /* NULL: none */
     bt_wake *queue_wake; /* capacity may have become free */
     bt_timer *tick;      /* readiness, gauges */
 
@@ -207,6 +210,7 @@ struct bt_router {
 
     bool stopping;
     bt_timer *stop_timer;
+    int64_t drain_until_ns;
     bt_loop_fn stop_done;
     void *stop_ctx;
 };
@@ -386,6 +390,10 @@ void bt_router_report_timeline(const bt_router_request *request, bt_router_timel
 /* Gauges of now. */
 void bt_router_report_tick(bt_router *router);
 
+/* ---- admin_explain.c ---- */
+/* A call of Admin.Explain whose token was checked: takes it. */
+void bt_router_admin_explain(bt_rpc_call *call, bt_router *router);
+
 /* ---- guard.c ---- */
 
 /* With API keys: who calls without one gets UNAUTHENTICATED, whatever the method; but health is
@@ -393,11 +401,38 @@ void bt_router_report_tick(bt_router *router);
  * bt_keys_client on the calls that it lets in. A bt_rpc_guard. */
 bool bt_router_guard(bt_rpc_call *call, const char *path, void *router);
 
+/* ---- admin.c ---- */
+
+/* The operator's calls, on the attach server, before it starts. */
+BT_MUST_CHECK bt_status bt_router_admin_register(bt_router *router);
+
 /* ---- front_grpc.c ---- */
 BT_MUST_CHECK bt_status bt_router_front_grpc_create(bt_router *router, bt_router_front_grpc **out);
 void bt_router_front_grpc_destroy(bt_router_front_grpc *front);
 
 /* Jobs on the work pool are not back yet. */
 bool bt_router_front_grpc_is_busy(const bt_router_front_grpc *front);
+
+/* ---- front_http.c ---- */
+typedef struct bt_router_front_http_options {
+    const char *address; /* borrowed during create, as all of these but keys */
+    bt_keys *keys;       /* NULL: the door is open */
+    const char *tls_cert;
+    const char *tls_key;
+    const char *tls_client_ca;
+} bt_router_front_http_options;
+
+/* Binds and serves. BT_EEXISTS: the port is in use; BT_EINVAL, BT_ENOTFOUND, BT_ENOMEM. */
+BT_MUST_CHECK bt_status bt_router_front_http_create(bt_router *router,
+                                                    const bt_router_front_http_options *options,
+                                                    bt_router_front_http **out, bt_error *err);
+int bt_router_front_http_port(const bt_router_front_http *front);
+
+/* Calls done(ctx) when every call has been answered and its last bytes are out (or a second has
+ * passed since). NULL: at once. */
+void bt_router_front_http_drain(bt_router_front_http *front, bt_loop_fn done, void *ctx);
+
+/* With no call open. NULL is allowed. */
+void bt_router_front_http_destroy(bt_router_front_http *front);
 
 #endif /* BT_ROUTER_ROUTER_INT_H */

@@ -41,6 +41,7 @@ static void refuse(bt_worker *worker, const bt_link_run *run, bt_status status,
         .id = run->id,
         .attempt = run->attempt,
         .status = status,
+        .draining = worker->state != BT_WORKER_STATE_SERVING,
         .reason = BT_FINISH_ERROR,
         .prompt_tokens = run->n_prompt,
     };
@@ -236,12 +237,11 @@ void bt_worker_on_watch(void *ctx)
     bt_engine_stats engine;
     bt_engine_get_stats(worker->engine, &engine);
     const int64_t now_ns = bt_clock_now_ns();
-    const bool changed =
-        bt_watchdog_look(&worker->watchdog, &engine, count_ready(worker), now_ns);
+    const bool changed = bt_watchdog_look(&worker->watchdog, &engine, count_ready(worker), now_ns);
     const bool is_stuck = worker->watchdog.stuck_since_ns != 0;
     if (changed && is_stuck) {
-        bt_log(BT_ERROR, "engine stuck: runs=%" PRIu32 " commands=%" PRIu64 " for_ms=%" PRId64
-                         " why=\"%s\"",
+        bt_log(BT_ERROR,
+               "engine stuck: runs=%" PRIu32 " commands=%" PRIu64 " for_ms=%" PRId64 " why=\"%s\"",
                bt_run_table_n_open(worker->runs), engine.n_commands,
                bt_watchdog_age_ns(&worker->watchdog) / 1000000, worker->watchdog.text);
     } else if (changed) {
@@ -457,6 +457,7 @@ bool bt_worker_finish_run(bt_worker *worker, bt_worker_run *run)
     bt_link_finished finished;
     const int64_t now_ns = bt_clock_now_ns();
     fill_finished(run, now_ns, &finished);
+    finished.draining = run->status == BT_EPEER && worker->state == BT_WORKER_STATE_STOPPING;
     log_finished(run, &finished);
     remember(worker, run, &finished, now_ns);
     bt_meter_run(worker->meter, run->mode, &finished);

@@ -28,8 +28,8 @@ enum {
     KV_PEERS_MAX_DEFAULT = 64,
     LOAD_MS_DEFAULT = 200,
     RING_RUNS_DEFAULT = 1024,
-    EVENTS_MAX = 8192,    /* of the engine's queue */
-    LINK_GRACE_MS = 500,  /* for the last messages */
+    EVENTS_MAX = 8192,   /* of the engine's queue */
+    LINK_GRACE_MS = 500, /* for the last messages */
     STUCK_AFTER_MS_DEFAULT = 10000,
     SCORED_ROWS_MAX = 64, /* rows of a prompt that a step can score (echo); a block at least */
 };
@@ -136,8 +136,8 @@ static bt_status make_memory(bt_worker *worker, bt_error *err)
         status = bt_meter_create(o->metrics, o->pool_blocks, &worker->meter);
     }
     if (status == BT_OK) {
-        status = bt_timeline_ring_create(o->ring_runs == UINT32_MAX ? 0 : o->ring_runs,
-                                         &worker->ring);
+        status =
+            bt_timeline_ring_create(o->ring_runs == UINT32_MAX ? 0 : o->ring_runs, &worker->ring);
     }
     if (status == BT_OK) {
         worker->event = calloc(1, worker->ops->event_bytes);

@@ -253,24 +253,36 @@ static void when_nobody_is_left_it_goes_on_where_it_was(void **state)
     assert_int_equal(s.d1->n_runs, 0);
 }
 
-static void a_worker_that_dies_before_it_parked_is_recovered_from(void **state)
+static void a_worker_that_is_gone_before_it_parked_costs_a_placement(void **state)
+{
+    scene s = begin(state, 4);
+    s.d0->hold_park = true;
+    rig_drain(s.d0);
+    rig_wait_parks(s.d0, 0, 1);
+    rig_kill(s.d0);
+    rig_expect_ok(s.c, REPLY);
+    assert_int_equal(s.d1->runs[0].n_tokens, 1 + 4);
+    rig_wait_metric(s.r, "baton_router_recoveries_total 0");
+}
+
+/* The run and the news that its worker drains crossed on their way. */
+static void a_run_that_a_draining_worker_refuses_is_nobodys_failure(void **state)
 {
     rig *r = *state;
-    r->options.recoveries_max = 1;
+    r->options.recoveries_max = 0;
+    r->options.attempts_max = 1;
     rig_start(r);
     (void)rig_add_worker(r, "p0", BT_LINK_ROLE_PREFILL);
     rig_worker *d0 = rig_add_worker(r, "d0", BT_LINK_ROLE_DECODE);
-    d0->emit_max = 4;
-    d0->hold_park = true;
+    d0->fail = BT_EPEER;
+    d0->fail_drains = true;
     rig_wait_ready(r, true);
     rig_client *c = rig_generate_text(r, "x");
-    rig_wait_tokens(c, 4);
+    rig_wait_runs(d0, 1);
     (void)rig_add_worker(r, "d1", BT_LINK_ROLE_DECODE);
-    rig_drain(d0);
-    rig_wait_parks(d0, 0, 1);
-    rig_kill(d0);
     rig_expect_ok(c, REPLY);
-    rig_wait_metric(r, "baton_router_recoveries_total 1");
+    assert_int_equal(d0->n_runs, 1);
+    assert_int_equal(c->ids.n, N_REPLY);
 }
 
 static void a_target_that_dies_is_recovered_from(void **state)
@@ -379,7 +391,8 @@ int main(void)
         MOVE_TEST(what_no_worker_has_begun_is_placed_anew),
         MOVE_TEST(what_can_not_be_offered_now_is_asked_again),
         MOVE_TEST(when_nobody_is_left_it_goes_on_where_it_was),
-        MOVE_TEST(a_worker_that_dies_before_it_parked_is_recovered_from),
+        MOVE_TEST(a_worker_that_is_gone_before_it_parked_costs_a_placement),
+        MOVE_TEST(a_run_that_a_draining_worker_refuses_is_nobodys_failure),
         MOVE_TEST(a_target_that_dies_is_recovered_from),
         MOVE_TEST(a_target_that_refuses_is_recovered_from),
         MOVE_TEST(a_source_that_dies_while_it_is_pulled_is_recovered_from),

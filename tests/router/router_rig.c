@@ -247,6 +247,7 @@ static void finish(rig_worker *w, rig_run *run, bt_status status, bt_finish_reas
         .id = run->id,
         .attempt = run->attempt,
         .status = status,
+        .draining = status != BT_OK && w->fail_drains,
         .reason = reason,
         .prompt_tokens = run->n_tokens,
         .cached_tokens = w->cached_tokens,

@@ -64,6 +64,7 @@ typedef struct rig_worker {
     uint32_t emit_max; /* holds still after so many tokens; 0: no limit */
     bt_status fail;    /* finishes with this status and text at once */
     const char *fail_text;
+    bool fail_drains; /* it fails because it drains */
     bool repeat;            /* every event twice */
     bool slow_first;        /* P: keeps token 0 until the test says so */
     bool mute;              /* never says that it finished */
