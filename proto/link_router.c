@@ -32,7 +32,7 @@ enum {
     TEXT_BYTES = 256,
     OUTBOX_BYTES = 32 * 1024 * 1024,
     REFUSAL_LOG_MS = 60 * 1000,
-    UNPROVED_MAX = 64,
+    UNPROVED_MAX = 16, /* each may bring one message of the server's largest size */
     LEFTOVER_MS = 1000, /* silent for so long: give way to a worker of the same name */
 };
 
