@@ -281,20 +281,24 @@ static void cut_after(uint64_t ms, bool at_prefill, bool at_decode)
     bt_rig_destroy(rig);
 }
 
+static const uint64_t after_ms[] = {0, 1, 3, 8, 20, 60, 200, UINT64_MAX};
+
 static void cancel_at_any_stage_brings_all_blocks_home(void **state)
 {
     (void)state;
-    static const uint64_t after_ms[] = {0, 1, 3, 8, 20, 60, 200, UINT64_MAX};
     for (size_t i = 0; i < sizeof after_ms / sizeof after_ms[0]; i++) {
         cut_after(after_ms[i], true, true);
     }
 }
 
-/* Once they are linked, the half that is not told learns it from its peer. */
+/* A prefill run tells its puller whether it was offered before or not, and also when the pull comes
+ * later. A decode run can tell it once they are linked. */
 static void cancel_of_one_half_ends_the_other(void **state)
 {
     (void)state;
-    cut_after(UINT64_MAX, true, false);
+    for (size_t i = 0; i < sizeof after_ms / sizeof after_ms[0]; i++) {
+        cut_after(after_ms[i], true, false);
+    }
     cut_after(UINT64_MAX, false, true);
 }
 
