@@ -14,7 +14,7 @@
  *    every late user call (send, finish, cancel) is harmless.
  *
  * gRPC's library is not built with ThreadSanitizer, which therefore cannot see that its queue
- * orders the two threads. The annotations in op_started and in the thread say so. */
+ * orders the two threads. The annotations (rpc_int.h) in op_started and in the thread say so. */
 #include "common/rpc_int.h"
 
 #include <grpc/byte_buffer.h>
@@ -31,16 +31,6 @@
 #include "common/check.h"
 #include "common/log.h"
 #include "common/queue.h"
-
-#ifdef __SANITIZE_THREAD__
-void __tsan_acquire(void *addr);
-void __tsan_release(void *addr);
-#define HAND_OVER(addr) __tsan_release(addr)
-#define TAKE_OVER(addr) __tsan_acquire(addr)
-#else
-#define HAND_OVER(addr) ((void)(addr))
-#define TAKE_OVER(addr) ((void)(addr))
-#endif
 
 enum {
     RING_ITEMS = 4096,
@@ -115,7 +105,7 @@ bt_rpc_code bt_rpc_code_of(bt_status status)
 static void carry(bt_rpc *rpc, grpc_event event)
 {
     const completion item = {.op = event.tag, .ok = event.success != 0};
-    TAKE_OVER(item.op);
+    BT_RPC_TAKE_OVER(item.op);
     while (bt_queue_push(rpc->ring, &item) == BT_AGAIN) {
         bt_wake_ring(rpc->wake);
         nanosleep(&(struct timespec){.tv_nsec = FULL_WAIT_NS}, NULL);
@@ -373,7 +363,7 @@ void bt_rpc_call_batch(bt_rpc_call *call, const grpc_op *ops, size_t n, bt_rpc_o
 {
     call->n_pending++;
     bt_rpc_op_started(call->rpc, op);
-    HAND_OVER(op);
+    BT_RPC_HAND_OVER(op);
     const grpc_call_error error = grpc_call_start_batch(call->core, ops, n, op, NULL);
     /* Anything else is a batch of ours that gRPC's rules do not allow. */
     BT_ASSERT(error == GRPC_CALL_OK);

@@ -11,9 +11,22 @@
 
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
+#include <pthread.h>
 
 #include "common/file.h"
 #include "common/rpc.h"
+
+/* Tell ThreadSanitizer, which does not see into gRPC, that what one thread did before HAND_OVER
+ * comes before what another does after TAKE_OVER of the same address. */
+#ifdef __SANITIZE_THREAD__
+void __tsan_acquire(void *addr);
+void __tsan_release(void *addr);
+#define BT_RPC_HAND_OVER(addr) __tsan_release(addr)
+#define BT_RPC_TAKE_OVER(addr) __tsan_acquire(addr)
+#else
+#define BT_RPC_HAND_OVER(addr) ((void)(addr))
+#define BT_RPC_TAKE_OVER(addr) ((void)(addr))
+#endif
 
 typedef struct bt_rpc_op bt_rpc_op;
 
@@ -76,7 +89,9 @@ struct bt_rpc_call {
 
 /* A copy of a bt_rpc_tls, and what its files were when they were read last. */
 typedef struct bt_rpc_tls_files {
-    bt_rpc_tls paths; /* own strings */
+    bool made;
+    bt_rpc_tls paths;     /* own strings */
+    pthread_mutex_t lock; /* of the stamps, which a server's handshakes read and write */
     bt_file_stamp cert;
     bt_file_stamp key;
     bt_file_stamp ca;
@@ -90,7 +105,7 @@ void bt_rpc_tls_files_deinit(bt_rpc_tls_files *files);
 bool bt_rpc_tls_files_changed(const bt_rpc_tls_files *files);
 
 /* Credentials from the files; `files` outlives the server, which asks it again at each handshake,
- * under a lock of gRPC's. NULL: they can't be read. */
+ * from a thread of gRPC's. NULL: they can't be read. */
 grpc_server_credentials *bt_rpc_tls_server_credentials(bt_rpc_tls_files *files);
 grpc_channel_credentials *bt_rpc_tls_channel_credentials(bt_rpc_tls_files *files, bt_error *err);
 

@@ -2,7 +2,7 @@
 /* Credentials of both sides, from files that may change.
  *
  * A server's are fetched by gRPC itself: on_fetch runs on one of its threads when the port is made
- * and at each handshake, under its lock, and answers "unchanged" while the files' stamps are those
+ * and at each handshake, and answers "unchanged" while the files' stamps are those
  * of the last reading. A half-done change (new certificate, old key) is a configuration that gRPC
  * finds wrong and leaves; the second file's new stamp brings the next one. */
 #include <stdlib.h>
@@ -109,7 +109,8 @@ static bt_status copy(const char *text, const char **out)
 
 bt_status bt_rpc_tls_files_init(bt_rpc_tls_files *files, const bt_rpc_tls *tls)
 {
-    *files = (bt_rpc_tls_files){0};
+    *files = (bt_rpc_tls_files){.made = true};
+    pthread_mutex_init(&files->lock, NULL);
     bt_status status = copy(tls->cert, &files->paths.cert);
     if (status == BT_OK) {
         status = copy(tls->key, &files->paths.key);
@@ -125,6 +126,11 @@ bt_status bt_rpc_tls_files_init(bt_rpc_tls_files *files, const bt_rpc_tls *tls)
 
 void bt_rpc_tls_files_deinit(bt_rpc_tls_files *files)
 {
+    if (!files->made) {
+        return;
+    }
+    BT_RPC_TAKE_OVER(files);
+    pthread_mutex_destroy(&files->lock);
     free((char *)(uintptr_t)files->paths.cert);
     free((char *)(uintptr_t)files->paths.key);
     free((char *)(uintptr_t)files->paths.ca);
@@ -165,10 +171,9 @@ static bt_status read_files(bt_rpc_tls_files *files, material *m, bt_error *err)
 
 /* ---- server ---- */
 
-static grpc_ssl_certificate_config_reload_status
-on_fetch(void *ctx, grpc_ssl_server_certificate_config **config)
+static grpc_ssl_certificate_config_reload_status fetch(bt_rpc_tls_files *files,
+                                                       grpc_ssl_server_certificate_config **config)
 {
-    bt_rpc_tls_files *files = ctx;
     if (!bt_rpc_tls_files_changed(files)) {
         return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     }
@@ -181,16 +186,29 @@ on_fetch(void *ctx, grpc_ssl_server_certificate_config **config)
     }
     const grpc_ssl_pem_key_cert_pair pair = {.private_key = m.key.text, .cert_chain = m.cert.text};
     /* gRPC insists on an authority here, also where no client is asked for a certificate. */
-    *config = grpc_ssl_server_certificate_config_create(
-        m.ca.text != NULL ? m.ca.text : m.cert.text, &pair, 1);
+    *config = grpc_ssl_server_certificate_config_create(m.ca.text != NULL ? m.ca.text : m.cert.text,
+                                                        &pair, 1);
     free_material(&m);
     bt_log(BT_INFO, "TLS files read: cert=%s client_ca=%s", files->paths.cert,
            files->paths.ca != NULL ? files->paths.ca : "-");
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
 }
 
+static grpc_ssl_certificate_config_reload_status
+on_fetch(void *ctx, grpc_ssl_server_certificate_config **config)
+{
+    bt_rpc_tls_files *files = ctx;
+    BT_RPC_TAKE_OVER(files);
+    pthread_mutex_lock(&files->lock);
+    const grpc_ssl_certificate_config_reload_status status = fetch(files, config);
+    pthread_mutex_unlock(&files->lock);
+    BT_RPC_HAND_OVER(files);
+    return status;
+}
+
 grpc_server_credentials *bt_rpc_tls_server_credentials(bt_rpc_tls_files *files)
 {
+    BT_RPC_HAND_OVER(files);
     const grpc_ssl_client_certificate_request_type request =
         files->paths.ca != NULL ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
                                 : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;

@@ -102,6 +102,10 @@ class Members:
             return found
         return wait_for(f"'{pattern}' in the log of {name}", look, 30)
 
+    @property
+    def http(self):
+        return "127.0.0.1:" + self.wait_log("router", r"http_port=(\d+)").group(1)
+
     def admin(self, name):
         return "http://127.0.0.1:" + self.wait_log(name, r"admin address served: port=(\d+)").group(1)
 

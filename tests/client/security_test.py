@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Closed doors: who has no key, no certificate or another cluster key gets a refusal and learns nothing; tenants see
 nothing of each other's cache; an address that others reach is not open by mistake."""
+import json
 import os
+import ssl
 import statistics
 import subprocess
 import sys
@@ -76,10 +78,10 @@ def ask(text=PROMPT, max_tokens=2, salt=""):
                               sampling=pb.Sampling(max_tokens=max_tokens, ignore_eos=True))
 
 
-def http_get(url, key=None):
-    request = urllib.request.Request(url, headers={"Authorization": "Bearer " + key} if key else {})
+def http_get(url, key=None, body=None, context=None):
+    request = urllib.request.Request(url, data=body, headers={"Authorization": "Bearer " + key} if key else {})
     try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=10, context=context) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -135,6 +137,23 @@ class KeysTest(unittest.TestCase):
         with self.assertRaises(grpc.RpcError) as caught:
             call(b"\xff" * (1 << 20), timeout=TIMEOUT_S)
         self.assertEqual(caught.exception.code(), grpc.StatusCode.UNAUTHENTICATED)
+
+    def test_http_asks_for_a_key_too(self):
+        url = "http://" + self.members.http
+        pages = [("/v1/models", None), ("/v1/models/odd", None), ("/v1/completions", b"{}"), ("/", None),
+                 ("/v1/chat/completions", b"{"), ("/metrics", None), ("/nothing", None), ("/v1/completions", None)]
+        for page, body in pages:
+            for key in (None, ALICE + "x", SCRAPER, CAROL_HASH):
+                code, text = http_get(url + page, key, body)
+                self.assertEqual(code, 401, page)
+                self.assertNotIn("odd", text)
+        self.assertEqual(http_get(url + "/v1/models", ALICE)[0], 200)
+        for page in ("/healthz", "/readyz"):
+            self.assertEqual(http_get(url + page)[0], 200)
+        body = json.dumps({"model": "odd", "prompt": "over http, " + PROMPT, "max_tokens": 2}).encode()
+        cached = [json.loads(http_get(url + "/v1/completions", key, body)[1])["usage"]["prompt_tokens_details"]
+                  ["cached_tokens"] for key in (ALICE, ALICE, BOB)]
+        self.assertEqual(cached, [0, (len("over http, " + PROMPT) - 1) // 16 * 16, 0])
 
     def test_health_says_serving_to_everybody(self):
         stub = health_pb2_grpc.HealthStub(self.open_channel)
@@ -311,6 +330,19 @@ class TlsTest(unittest.TestCase):
         self.assertFalse(self.answers(grpc.secure_channel(address, self.credentials("ca", own=None))))
         self.assertFalse(self.answers(grpc.secure_channel(address, self.credentials("ca", own="other-client"))))
 
+    def test_http_speaks_tls_alone(self):
+        context = ssl.create_default_context(cafile=self.file("ca.pem"))
+        url = self.members.http.replace("127.0.0.1", "https://localhost") + "/v1/models"
+        with self.assertRaises((urllib.error.URLError, OSError)):  # no certificate of its own
+            http_get(url, context=context)
+        context.load_cert_chain(self.file("other-client.pem"), self.file("other-client.key"))
+        with self.assertRaises((urllib.error.URLError, OSError)):
+            http_get(url, context=context)
+        context.load_cert_chain(self.file("ca-client.pem"), self.file("ca-client.key"))
+        self.assertEqual(http_get(url, context=context)[0], 200)
+        with self.assertRaises((urllib.error.URLError, OSError)):
+            http_get("http://" + self.members.http + "/v1/models")
+
     def test_health_too_is_behind_tls(self):
         with grpc.insecure_channel(self.members.address) as channel, self.assertRaises(grpc.RpcError):
             health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
@@ -338,6 +370,25 @@ class TlsTest(unittest.TestCase):
 
 
 class ClusterKeyTest(unittest.TestCase):
+    def test_attach_address_answers_nothing_without_the_cluster_key(self):
+        members = Members("odd")
+        self.addCleanup(members.close)
+        with grpc.insecure_channel(members.attach) as channel:
+            for path in ("/baton.admin.v1.Admin/Drain", "/baton.admin.v1.Admin/Explain", SERVICE + "ListModels",
+                         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/baton.worker.v1.Attach/Other"):
+                for metadata in ((), bearer("0" * 64), bearer(ALICE)):
+                    call = channel.unary_stream(path, request_serializer=bytes, response_deserializer=bytes)
+                    with self.assertRaises(grpc.RpcError) as caught:
+                        list(call(b"", timeout=TIMEOUT_S, metadata=metadata))
+                    self.assertIn(caught.exception.code(),
+                                  (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED), path)
+            attach = channel.stream_stream("/baton.worker.v1.Attach/Attach", request_serializer=bytes,
+                                           response_deserializer=bytes)
+            with self.assertRaises(grpc.RpcError) as caught:
+                list(attach(iter([b"\x0a\x7f"]), timeout=TIMEOUT_S))
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+        members.close_clean(self)
+
     def test_worker_with_another_cluster_key_does_not_attach(self):
         with tempfile.TemporaryDirectory() as scratch:
             ours, theirs = (os.path.join(scratch, name) for name in ("ours", "theirs"))
