@@ -411,7 +411,7 @@ static bt_status create_tables(bt_kv_source *source, bt_error *err)
     source->transfers = bt_alloc_array(o->max_transfers, sizeof *source->transfers);
     source->open = bt_alloc_array(o->max_transfers, sizeof(bt_source_transfer *));
     source->parked = bt_alloc_array(o->max_transfers, sizeof *source->parked);
-    source->n_peers = o->max_peers + BT_SOURCE_HANDSHAKES_MAX;
+    source->n_peers = o->max_peers + BT_SOURCE_STRANGERS_MAX;
     source->peers = bt_alloc_array(source->n_peers, sizeof *source->peers);
     source->recent = bt_alloc_array(BT_SOURCE_RECENT, sizeof *source->recent);
     if (!source->transfers || !source->open || !source->parked || !source->peers ||

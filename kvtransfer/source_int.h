@@ -14,10 +14,10 @@
 #include "kvtransfer/source.h"
 
 enum {
-    BT_SOURCE_RECENT = 128,        /* names of released transfers that are remembered */
-    BT_SOURCE_READS_MAX = 64,      /* READs that a peer may have waiting */
-    BT_SOURCE_GRACE_MS = 1000,     /* a silent peer has it to answer REVOKEs */
-    BT_SOURCE_HANDSHAKES_MAX = 16, /* connections that have not shown the key yet */
+    BT_SOURCE_RECENT = 128,       /* names of released transfers that are remembered */
+    BT_SOURCE_READS_MAX = 64,     /* READs that a peer may have waiting */
+    BT_SOURCE_GRACE_MS = 1000,    /* a silent peer has it to answer REVOKEs */
+    BT_SOURCE_STRANGERS_MAX = 32, /* connections without a right HELLO */
     BT_SOURCE_LISTENERS_MAX = 3,
 };
 

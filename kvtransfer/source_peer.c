@@ -9,10 +9,11 @@
  *             | refused           | refused                               ^
  *             +-------------------+---------> LEAVING --------------------+ REFUSE is out
  *
- * Before READY nothing but CHALLENGE and REFUSE goes out. Connections that are not READY are
- * few and short-lived: HANDSHAKES_MAX, each for 3 s from accept on, and when they are all
- * taken a new one takes the place of the oldest, so that who connects and says nothing
- * keeps nobody else out.
+ * Before READY nothing but CHALLENGE and REFUSE goes out. Who is not READY 3 s after accept is
+ * thrown out, and of those without a right HELLO there are STRANGERS_MAX at most: when all
+ * places are taken a new connection takes that of the oldest stranger, or else of the oldest
+ * that owes its PROOF. So who connects and says nothing keeps nobody else out, and many
+ * workers that connect at once do not push each other out.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -708,30 +709,46 @@ static void on_event(int events, void *ctx)
     }
 }
 
-/* A place for a connection that has to shake hands: a free one, or that of the oldest of these. */
+static bt_source_peer *older(bt_source_peer *a, bt_source_peer *b)
+{
+    return !a || b->since_ns < a->since_ns ? b : a;
+}
+
+/* A place for a new connection: a free one, or that of the oldest which has shown least. */
 static bt_source_peer *take_place(bt_kv_source *source)
 {
     bt_source_peer *unused = NULL;
-    bt_source_peer *oldest = NULL;
-    size_t n = 0;
+    bt_source_peer *stranger = NULL;
+    bt_source_peer *challenged = NULL;
+    size_t n_strangers = 0;
     for (size_t i = 0; i < source->n_peers; i++) {
         bt_source_peer *peer = &source->peers[i];
-        if (peer->state == BT_SOURCE_PEER_FREE) {
+        switch (peer->state) {
+        case BT_SOURCE_PEER_FREE:
             unused = unused ? unused : peer;
-        } else if (peer->state != BT_SOURCE_PEER_READY) {
-            oldest = !oldest || peer->since_ns < oldest->since_ns ? peer : oldest;
-            n++;
+            break;
+        case BT_SOURCE_PEER_NEW:
+        case BT_SOURCE_PEER_LEAVING:
+            stranger = older(stranger, peer);
+            n_strangers++;
+            break;
+        case BT_SOURCE_PEER_CHALLENGED:
+            challenged = older(challenged, peer);
+            break;
+        case BT_SOURCE_PEER_READY:
+            break;
         }
     }
-    if (n < BT_SOURCE_HANDSHAKES_MAX) {
-        BT_ASSERT(unused); /* READY ones are at most max_peers */
+    if (unused && n_strangers < BT_SOURCE_STRANGERS_MAX) {
         return unused;
     }
+    bt_source_peer *out = stranger ? stranger : challenged;
+    BT_ASSERT(out); /* READY are at most max_peers */
     source->counters.handshakes_refused++;
     bt_log_limited(&source->strangers_limit, STRANGERS_LOGGED_S, BT_WARN,
                    "kv sink turned away: reason=\"too many connections without a proof\"");
-    bt_source_peer_lose(oldest, "too many connections without a proof");
-    return oldest;
+    bt_source_peer_lose(out, "too many connections without a proof");
+    return out;
 }
 
 void bt_source_peer_accept(bt_conn *conn, void *ctx)

@@ -204,7 +204,7 @@ static void too_many_peers_are_told(void **state)
 static void idle_connections_keep_nobody_out(void **state)
 {
     kv_rig *rig = *state;
-    enum { IDLE = 40, HANDSHAKES = 16 };
+    enum { IDLE = 80, STRANGERS = 32 };
     int fds[IDLE];
     bt_socket_address address;
     assert_int_equal(bt_socket_resolve(rig->peer.tcp, false, &address, NULL), BT_OK);
@@ -217,8 +217,8 @@ static void idle_connections_keep_nobody_out(void **state)
     }
     kv_rig_run_for(rig, 3);
     const bt_kv_source_counters *c = bt_kv_source_counters_get(rig->source);
-    assert_int_equal(c->peers_open, HANDSHAKES);
-    assert_int_equal(c->handshakes_refused, IDLE - HANDSHAKES);
+    assert_int_equal(c->peers_open, STRANGERS);
+    assert_int_equal(c->handshakes_refused, IDLE - STRANGERS);
     begin_honest(rig);
     finish_honest(rig);
     kv_rig_advance(rig, 3100);
@@ -228,6 +228,38 @@ static void idle_connections_keep_nobody_out(void **state)
         assert_true(recv(fds[i], &byte, 1, MSG_DONTWAIT) <= 0 && errno != EAGAIN);
         bt_socket_close(fds[i]);
     }
+}
+
+/* All have sent a HELLO and none its PROOF: more than there may be strangers. */
+static void members_that_connect_at_once_do_not_push_each_other_out(void **state)
+{
+    (void)state;
+    enum { MEMBERS = 48 };
+    kv_rig rig;
+    kv_rig_create(&rig, BT_KV_TRANSPORT_TCP);
+    rig.source_options.max_peers = MEMBERS;
+    kv_rig_start_source(&rig);
+    kv_rig_start_sink(&rig);
+    hand *hands = bt_alloc_array(MEMBERS, sizeof *hands);
+    bt_frame reply;
+    const bt_frame proof = {.type = BT_FRAME_PROOF};
+    assert_non_null(hands);
+    for (int i = 0; i < MEMBERS; i++) {
+        const bt_frame hello = hand_hello_frame(&rig, &rig.sink_options.terms);
+        hand_connect(&rig, &hands[i]);
+        hand_put(&rig, &hands[i], &hello);
+    }
+    for (int i = 0; i < MEMBERS; i++) {
+        assert_true(hand_next(&hands[i], &reply));
+        assert_int_equal(reply.type, BT_FRAME_CHALLENGE);
+        hand_put(&rig, &hands[i], &proof);
+        assert_true(hand_next(&hands[i], &reply));
+        assert_int_equal(reply.type, BT_FRAME_WELCOME);
+        hand_close(&hands[i]);
+    }
+    assert_int_equal(bt_kv_source_counters_get(rig.source)->handshakes_refused, 0);
+    free(hands);
+    kv_rig_destroy(&rig);
 }
 
 static void a_second_puller_is_refused_and_the_first_goes_on(void **state)
@@ -603,6 +635,7 @@ int main(void)
         ON_RIG(terms_that_differ_are_refused_with_the_cure),
         ON_RIG(too_many_peers_are_told),
         ON_RIG(idle_connections_keep_nobody_out),
+        cmocka_unit_test(members_that_connect_at_once_do_not_push_each_other_out),
         ON_RIG(a_second_puller_is_refused_and_the_first_goes_on),
         ON_RIG(a_silent_sink_loses_its_lease),
         cmocka_unit_test(a_sink_that_never_lets_go_is_cut_off_after_a_lease),
