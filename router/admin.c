@@ -107,24 +107,9 @@ static void on_done(bt_rpc_call *rpc_call, bt_rpc_code code, const char *message
 
 static const bt_rpc_callbacks callbacks = {.on_message = on_message, .on_done = on_done};
 
-static bool is_operator(const bt_router *router, const bt_rpc_call *call)
-{
-    static const char scheme[] = "Bearer ";
-    const char *said = bt_rpc_call_meta(call, "authorization");
-    char token[BT_CLUSTER_KEY_TOKEN_BYTES];
-    if (said == NULL || strncmp(said, scheme, sizeof scheme - 1) != 0 ||
-        strlen(said + sizeof scheme - 1) != sizeof token - 1) {
-        return false;
-    }
-    bt_cluster_key_admin_token(&router->options.cluster_key, token);
-    const bool same = bt_hash_equal_secret(said + sizeof scheme - 1, token, sizeof token - 1);
-    bt_hash_wipe(token, sizeof token);
-    return same;
-}
-
 static bool let_in(const bt_router *router, bt_rpc_call *call)
 {
-    const bool may = is_operator(router, call);
+    const bool may = bt_router_is_operator(router, call);
     if (!may) {
         bt_rpc_call_finish(call, BT_RPC_UNAUTHENTICATED,
                            "this needs the cluster key. Give --cluster-key-file", NULL, 0);

@@ -16,10 +16,10 @@ static bool begins_with(const char *text, const char *prefix)
     return strncmp(text, prefix, strlen(prefix)) == 0;
 }
 
-/* An operator, by what the cluster key says (bt_cluster_key_admin_token). */
-static bool is_operator(const bt_router *router, const char *authorization)
+bool bt_router_is_operator(const bt_router *router, const bt_rpc_call *call)
 {
     static const char scheme[] = "Bearer ";
+    const char *authorization = bt_rpc_call_meta(call, "authorization");
     char token[BT_CLUSTER_KEY_TOKEN_BYTES];
     if (authorization == NULL || !begins_with(authorization, scheme) ||
         strlen(authorization) != sizeof scheme - 1 + sizeof token - 1) {
@@ -50,9 +50,10 @@ bool bt_router_guard(bt_rpc_call *call, const char *path, void *ctx)
         bt_rpc_call_finish(call, BT_RPC_RESOURCE_EXHAUSTED, "the router is out of memory", NULL, 0);
         return false;
     }
-    if (strcmp(path, STATUS) == 0 && is_operator(router, authorization)) {
+    if (strcmp(path, STATUS) == 0 && bt_router_is_operator(router, call)) {
         return true;
     }
+    bt_router_report_refusal(router, BT_EPERMISSION);
     bt_log_limited(&router->guard_limit, REFUSALS_PER_S, BT_WARN,
                    "client refused: address=%s method=%.64s why=\"%s\"", bt_rpc_call_peer(call),
                    path, authorization == NULL ? "no API key" : "unknown API key");

@@ -22,13 +22,14 @@ typedef enum end_kind {
     END_CANCELLED,
     END_SLOW_CLIENT,
     END_UNAVAILABLE,
+    END_UNAUTHENTICATED,
     END_ERROR,
     N_ENDS,
 } end_kind;
 
 static const char *const end_names[N_ENDS] = {
-    "stop",      "length",      "invalid",     "exhausted", "deadline",
-    "cancelled", "slow_client", "unavailable", "error",
+    "stop",      "length",      "invalid",     "exhausted",       "deadline",
+    "cancelled", "slow_client", "unavailable", "unauthenticated", "error",
 };
 
 /* Of living requests; "reading": it is over, and the client has not taken all of its reply. */
@@ -163,6 +164,8 @@ static end_kind end_of(bt_status status, bt_finish_reason reason)
         return END_SLOW_CLIENT;
     case BT_EPEER:
         return END_UNAVAILABLE;
+    case BT_EPERMISSION:
+        return END_UNAUTHENTICATED;
     default:
         return END_ERROR;
     }

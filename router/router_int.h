@@ -401,6 +401,9 @@ void bt_router_admin_explain(bt_rpc_call *call, bt_router *router);
  * bt_keys_client on the calls that it lets in. A bt_rpc_guard. */
 bool bt_router_guard(bt_rpc_call *call, const char *path, void *router);
 
+/* Does the call show the token of an operator (bt_cluster_key_admin_token)? */
+bool bt_router_is_operator(const bt_router *router, const bt_rpc_call *call);
+
 /* ---- admin.c ---- */
 
 /* The operator's calls, on the attach server, before it starts. */
