@@ -247,7 +247,7 @@ static const bt_config_option options_table[] = {
      .fallback = "auto",
      .choices = auths,
      .help = "What is authenticated with the cluster key over tcp: 'frames' (all that steers a "
-             "transfer), or 'full' (KV blocks too, at about 60% of the speed on a fast link). The "
+             "transfer), or 'full' (KV blocks too, at a good half of the speed on a fast link). The "
              "stricter of both workers' wishes holds; auto is frames on a loopback address and "
              "full on any other.",
      .offset = FIELD(kv_auth)},
