@@ -8,6 +8,9 @@
  *                   asked to be refused rather than be late
  *   last token      by the deadline, for the tokens that are sure to be asked for
  *
+ * How long those who were let in really waited is fed back: the forecast of the wait is taken times
+ * the mean of (waited / forecast), which forgets within half a minute.
+ *
  * Asked twice: when a request arrives, before any work is spent on it (the wait alone), and when
  * its prompt has been tokenized. And limits per client, of what it has under way (clients.h). */
 #include <inttypes.h>
@@ -19,6 +22,10 @@
 
 static const int64_t ms_ns = 1000000;
 static const int64_t PUSHBACK_NS_MAX = INT64_C(60000000000);
+static const int64_t WAIT_NS_MIN = 100000000; /* shorter ones say nothing about forecasts */
+static const double EXCESS_MIN = -0.25;
+static const double EXCESS_MAX = 3;
+static const double EXCESS_KEEP = 0.995; /* each tick, ten a second */
 
 /* What is expected to take t is taken to last 4/3 t. */
 static int64_t with_margin(int64_t ns)
@@ -54,9 +61,13 @@ static bt_router_forecast forecast_of(const bt_router *router, const bt_router_r
         bt_router_request_match(request, views, slots, n);
     }
     const bt_router_backlog backlog = backlog_before(router, model_idx, order_ns);
-    bt_router_forecast forecast;
-    bt_router_forecast_make(views, n, &wanted, &backlog, &forecast);
-    return forecast;
+    bt_router_forecast f;
+    bt_router_forecast_make(views, n, &wanted, &backlog, &f);
+    const double lateness = 1 + router->excess[model_idx];
+    const int64_t own_ns = f.ttft_ns - f.wait_ns;
+    f.wait_ns = (int64_t)((double)f.wait_ns * lateness);
+    f.ttft_ns = f.wait_ns + own_ns;
+    return f;
 }
 
 /* A client that is refused comes back when half of what waits now has been worked off, and not
@@ -139,12 +150,13 @@ static bt_status check_deadline(const bt_router_request *request, const bt_route
                         need_ns / ms_ns, f->wait_ns / ms_ns, sure_tokens(request), left_ns / ms_ns);
 }
 
-bt_status bt_router_request_check_forecast(const bt_router_request *request, bt_error *err,
+bt_status bt_router_request_check_forecast(bt_router_request *request, bt_error *err,
                                            uint64_t *retry_after_ms)
 {
     const int64_t now_ns = bt_clock_now_ns();
     const bt_router_forecast f =
         forecast_of(request->router, request, request->model_idx, request->order_ns);
+    request->forecast = f;
     bt_status status = check_wait(request->router, &f, err, retry_after_ms);
     if (status == BT_OK && request->ttft_limit_ns > 0) {
         status = check_ttft(request, &f, now_ns - request->received_ns, err, retry_after_ms);
@@ -210,6 +222,27 @@ void bt_router_note_stay(bt_router *router, uint32_t model_idx, int64_t stay_ns)
 {
     int64_t *mean = &router->stay_ns[model_idx];
     *mean = *mean == 0 ? stay_ns : *mean - *mean / 16 + stay_ns / 16;
+}
+
+void bt_router_note_wait(const bt_router_request *request, int64_t ttft_ns)
+{
+    const bt_router_forecast *f = &request->forecast;
+    double *excess = &request->router->excess[request->model_idx];
+    if (f->wait_ns < WAIT_NS_MIN || request->attempt > 1) {
+        return; /* too short to tell, or something else went wrong */
+    }
+    const double raw_ns = (double)f->wait_ns / (1 + *excess);
+    const double waited_ns = (double)(ttft_ns - (f->ttft_ns - f->wait_ns));
+    double found = waited_ns / raw_ns - 1;
+    found = found < EXCESS_MIN ? EXCESS_MIN : found > EXCESS_MAX ? EXCESS_MAX : found;
+    *excess += (found - *excess) / 8;
+}
+
+void bt_router_forget_excess(bt_router *router)
+{
+    for (size_t i = 0; i < BT_ROUTER_MODELS_MAX; i++) {
+        router->excess[i] *= EXCESS_KEEP;
+    }
 }
 
 /* ------------------------------------------------------------------------- per client ---- */

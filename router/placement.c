@@ -711,6 +711,7 @@ static void after_tokens(bt_router_request *request, bool is_prompt, uint32_t n_
         }
         if (request->first_token_ns == 0) {
             request->first_token_ns = request->last_token_ns;
+            bt_router_note_wait(request, request->first_token_ns - request->received_ns);
         }
         bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
         if (d->open && !d->decoding) {

@@ -170,6 +170,7 @@ static void on_queue_deadline(bt_router_request *request, int64_t now_ns)
     bt_error why;
     const bt_status status = bt_router_describe_shortage(request->router, request->model_idx, &why);
     const int64_t waited_ms = (now_ns - request->queued_ns) / ms_ns;
+    bt_router_note_wait(request, now_ns - request->received_ns);
     uint32_t n_output = 0;
     (void)bt_router_reply_tokens(request->reply, &n_output);
     if (n_output > 0) {
@@ -718,9 +719,11 @@ void bt_router_request_complete(bt_router_request *request, bt_finish_reason rea
         bt_router_request_fail(request, BT_ENOMEM, "the router is out of memory");
         return;
     }
-    if (request->legs[BT_ROUTER_LEG_D].used && request->first_token_ns > 0) {
+    if (request->legs[BT_ROUTER_LEG_D].used &&
+        request->first_token_ns > 0) { /* a prompt on its way counts half */
         bt_router_note_stay(request->router, request->model_idx,
-                            request->last_token_ns - request->first_token_ns);
+                            request->last_token_ns - request->first_token_ns +
+                                (request->first_token_ns - request->placed_ns) / 2);
     }
     request->summary.reason = reason;
     request->summary.stop_idx = bt_router_reply_stop_idx(request->reply);

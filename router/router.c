@@ -23,7 +23,8 @@ enum {
     TICK_MS = 100,
     ATTACH_GRACE_MS = 1000,
     MESSAGE_SLACK_MS = 1000, /* for statuses of failed requests to leave */
-    STOP_POLL_MS = 10,
+    STOP_POLL_MS = 5,
+    REFUSE_NS = 500 * 1000 * 1000, /* after the last stream, while clients still come */
     MS_NS = 1000 * 1000,
 };
 
@@ -181,6 +182,7 @@ static void on_tick(void *ctx)
 {
     bt_router *router = ctx;
     bt_router_report_tick(router);
+    bt_router_forget_excess(router);
     bt_router_explains_tick(router->explains);
     const bool is_ready = bt_router_is_ready(router);
     if (is_ready == router->was_ready || router->stopping) {
@@ -492,6 +494,9 @@ static void on_drain_poll(void *ctx)
     if (bt_clock_now_ns() >= router->drain_until_ns) {
         bt_router_requests_fail_all(router, "the router is shutting down");
     } else if (router->counts.n_live > 0) {
+        return;
+    } else if (!bt_rpc_server_is_idle(router->client_server) && router->refused_ns < REFUSE_NS) {
+        router->refused_ns += STOP_POLL_MS * MS_NS; /* refusals, and last words, leave */
         return;
     }
     if (router->stop_timer != NULL) {

@@ -96,7 +96,8 @@ struct bt_router_request {
     int64_t order_ns;      /* in the queue: arrival, less what its priority is worth */
     int64_t ttft_limit_ns; /* from arrival: it is refused rather than late; 0: none */
     int64_t tpot_limit_ns;
-    bool has_tpot_limit; /* of its own */
+    bool has_tpot_limit;         /* of its own */
+    bt_router_forecast forecast; /* when it was let in */
     bt_router_client *client;
     size_t n_stops;
     char *stop_bytes; /* all stop strings, for the summary */
@@ -188,8 +189,8 @@ struct bt_router {
     bt_reflection *reflection;
     bt_router_front_grpc *front_grpc;
     bt_router_front_http *front_http; /* NULL: none */
-    bt_wake *queue_wake; /* capacity may have become free */
-    bt_timer *tick;      /* readiness, gauges */
+    bt_wake *queue_wake;              /* capacity may have become free */
+    bt_timer *tick;                   /* readiness, gauges */
 
     bt_router_registry *registry;
     bt_router_prefix_map *prefix_map;
@@ -206,11 +207,13 @@ struct bt_router {
     bt_router_request *queue_tail;
     bt_router_clients *clients;
     int64_t tpot_limit_ns;                 /* the tightest one in force; 0: none */
-    int64_t stay_ns[BT_ROUTER_MODELS_MAX]; /* mean time from first to last token; 0: unknown */
+    int64_t stay_ns[BT_ROUTER_MODELS_MAX]; /* mean time on a decode worker; 0: unknown */
+    double excess[BT_ROUTER_MODELS_MAX];   /* mean of waited / forecast - 1 */
 
     bool stopping;
     bt_timer *stop_timer;
     int64_t drain_until_ns;
+    int64_t refused_ns; /* since the last stream ended */
     bt_loop_fn stop_done;
     void *stop_ctx;
 };
@@ -266,13 +269,19 @@ BT_MUST_CHECK bt_status bt_router_check_backlog(const bt_router *router, uint32_
                                                 uint64_t *retry_after_ms);
 
 /* The same for a request with its prompt known: its wait, first token and deadline. */
-BT_MUST_CHECK bt_status bt_router_request_check_forecast(const bt_router_request *request,
-                                                         bt_error *err, uint64_t *retry_after_ms);
+BT_MUST_CHECK bt_status bt_router_request_check_forecast(bt_router_request *request, bt_error *err,
+                                                         uint64_t *retry_after_ms);
 
 /* What a client is to wait before it tries again, by what waits now. */
 uint64_t bt_router_pushback_ms(const bt_router *router, uint32_t model_idx);
 
-/* A request was on a decode worker for so long, from its first token on. */
+/* A request had its first token, or was given up, so long after it came. */
+void bt_router_note_wait(const bt_router_request *request, int64_t ttft_ns);
+
+/* From the tick: what was seen of waits counts less with time. */
+void bt_router_forget_excess(bt_router *router);
+
+/* A request took a place on a decode worker for so long. */
 void bt_router_note_stay(bt_router *router, uint32_t model_idx, int64_t stay_ns);
 
 /* Limits per client. BT_EEXHAUSTED: one more request, or these tokens, would be too many.
