@@ -37,7 +37,7 @@ class Cluster:
                 raise RuntimeError("the cluster did not start:\n" + self.log())
             time.sleep(0.05)
         with open(ready, encoding="utf-8") as f:
-            self.address = f.readline().strip()
+            self.address, self.attach, self.http = f.read().splitlines()
 
     def log(self):
         with open(self.log_path, encoding="utf-8", errors="replace") as f:
