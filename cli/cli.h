@@ -36,6 +36,7 @@ extern const bt_cli_command bt_cli_chat;
 extern const bt_cli_command bt_cli_tokenize;
 extern const bt_cli_command bt_cli_status;
 extern const bt_cli_command bt_cli_drain;
+extern const bt_cli_command bt_cli_explain;
 extern const bt_cli_command bt_cli_bench;
 
 /* Prints "baton COMMAND: text" on stderr; returns BT_CLI_USAGE for BT_EINVAL when `usage`,

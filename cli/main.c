@@ -7,8 +7,8 @@
 #include "cli/terminal.h"
 
 static const bt_cli_command *const commands[] = {
-    &bt_cli_up,     &bt_cli_generate, &bt_cli_chat,   &bt_cli_tokenize,
-    &bt_cli_status, &bt_cli_drain, &bt_cli_bench,    &bt_cli_router, &bt_cli_worker,
+    &bt_cli_up,    &bt_cli_generate, &bt_cli_chat,  &bt_cli_tokenize, &bt_cli_status,
+    &bt_cli_drain, &bt_cli_explain,  &bt_cli_bench, &bt_cli_router,   &bt_cli_worker,
 };
 
 static void print_help(FILE *to)

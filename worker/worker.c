@@ -316,10 +316,22 @@ static uint64_t span_ns(int64_t from_ns, int64_t to_ns)
     return from_ns > 0 && to_ns > from_ns ? (uint64_t)(to_ns - from_ns) : 0;
 }
 
+/* The engine's own moments, where it has noted them: its events may have waited for the loop. */
+static int64_t started_of(const bt_worker_run *run)
+{
+    return run->seq->started_ns != 0 ? run->seq->started_ns : run->started_ns;
+}
+
+static int64_t computed_of(const bt_worker_run *run)
+{
+    const bool computes = run->mode != BT_LINK_MODE_DECODE;
+    return computes && run->seq->first_token_ns != 0 ? run->seq->first_token_ns : run->computed_ns;
+}
+
 static void fill_times(const bt_worker_run *run, int64_t now_ns, bt_link_finished *finished)
 {
-    const int64_t started_ns = run->started_ns != 0 ? run->started_ns : run->seq->started_ns;
-    const int64_t computed_ns = run->computed_ns != 0 ? run->computed_ns : run->seq->first_token_ns;
+    const int64_t started_ns = started_of(run);
+    const int64_t computed_ns = computed_of(run);
     finished->queue_ns = span_ns(run->arrived_ns, started_ns != 0 ? started_ns : now_ns);
     if (run->mode != BT_LINK_MODE_DECODE) {
         finished->prefill_ns = span_ns(started_ns, computed_ns);
@@ -409,8 +421,8 @@ static void remember(bt_worker *worker, const bt_worker_run *run, const bt_link_
     fill_timeline(run, now_ns, &t);
     t.open = false;
     t.reason = f->reason;
-    t.started_ns = t.started_ns != 0 ? t.started_ns : until_ns(run, run->seq->started_ns);
-    t.computed_ns = t.computed_ns != 0 ? t.computed_ns : until_ns(run, run->seq->first_token_ns);
+    t.started_ns = until_ns(run, started_of(run));
+    t.computed_ns = until_ns(run, computed_of(run));
     t.cached_tokens = f->cached_tokens;
     t.generated_tokens = f->generated_tokens;
     t.preemptions = f->preemptions;

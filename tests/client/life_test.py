@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from members import TIMEOUT_S, Members, baton, generate, pb, services, tiny_model, tokens_of, wait_for  # noqa: E402
 
-COMMANDS = ["up", "router", "worker", "generate", "chat", "tokenize", "status", "bench"]
+COMMANDS = ["up", "router", "worker", "generate", "chat", "tokenize", "status", "explain", "bench"]
 
 
 def run_baton(*arguments, timeout=TIMEOUT_S):

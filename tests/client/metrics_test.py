@@ -6,6 +6,7 @@ Each test starts its own cluster, so counters begin at 0 and are compared with `
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import unittest
@@ -142,9 +143,11 @@ class CountersTest(unittest.TestCase):
             self.assertGreater(reader.samples["process_resident_memory_bytes", ()], 1 << 20)
             self.assertGreater(reader.samples["process_open_fds", ()], 3)
 
-        workers = members.workers()
-        self.assertEqual((workers["d"].slots_written, workers["d"].slots_allocated), tuple(spans))
-        self.assertEqual((workers["p"].prefix_queries, workers["p"].prefix_hits), (5, 1))
+        def status_agrees():  # with the next load report
+            workers = members.workers()
+            return (workers["d"].slots_written, workers["d"].slots_allocated) == tuple(spans) \
+                and (workers["p"].prefix_queries, workers["p"].prefix_hits) == (5, 1)
+        wait_for("a status that agrees", status_agrees, 20)
         members.close_clean(self)
 
     def test_living_requests_show_by_state_and_their_end_is_counted(self):
@@ -177,8 +180,8 @@ class CountersTest(unittest.TestCase):
         self.assertGreater(cached, 0)
         self.assertEqual(d("blocks_stored_total") - d("blocks_evicted_total"), cached)
         self.assertEqual(again.route.blocks_skipped, cached)  # the newest prompt's head is what stayed
+        wait_for("a status that agrees", lambda: members.workers()["d"].blocks_evicted == d("blocks_evicted_total"), 20)
         worker = members.workers()["d"]
-        self.assertEqual(worker.blocks_evicted, d("blocks_evicted_total"))
         self.assertEqual(worker.evicted_last_minute, worker.blocks_evicted)
         shown = subprocess.run([baton(), "status", "--address", members.address], capture_output=True, text=True,
                                timeout=TIMEOUT_S, check=True).stdout
@@ -201,6 +204,82 @@ class LogTest(unittest.TestCase):
         self.assertLessEqual(moments[-1], float(fields["total_ms"]) + 1, line)
         for name, mode in (("p", "prefill"), ("d", "decode")):
             members.wait_log(name, rf"request done: req=order-66 id={fields['id']} attempt=1 mode={mode} status=OK")
+        members.close_clean(self)
+
+
+class ExplainTest(unittest.TestCase):
+    def explain(self, members, request, code=0, **environment):
+        done = subprocess.run([baton(), "explain", request, "--attach", members.attach], capture_output=True, text=True,
+                              timeout=TIMEOUT_S, check=False, env={**os.environ, **environment})
+        self.assertEqual(done.returncode, code, done.stderr)
+        return done.stdout if code == 0 else done.stderr
+
+    def moments(self, text):
+        """[(ms, where, what)] of the lines; they must be in order."""
+        found = [(float(ms), where.strip(), what)
+                 for ms, where, what in re.findall(r"^ *([0-9.]+) ms  (.*?)  +(.*)$", text, re.M)]
+        self.assertEqual([ms for ms, _, _ in found], sorted(ms for ms, _, _ in found), text)
+        return found
+
+    def generate(self, members, label, ids, n):
+        return list(members.stub.Generate(ask(ids, n), timeout=TIMEOUT_S, metadata=[("x-request-id", label)]))
+
+    def test_ended_request_is_told_by_label_and_by_id(self):
+        members = start(self)
+        self.generate(members, "order-66", prompt(1, 40), 5)
+        self.generate(members, "another", prompt(2, 20), 2)
+        members.wait_idle()
+        text = self.explain(members, "order-66")
+        whats = [(where, what) for _, where, what in self.moments(text)]
+        for wanted in [("router", "received"), ("router", "tokenized: 40 tokens"),
+                       ("router", "attempt 1: prefill on p, decode on d"), ("p prefill", "starts, 0 tokens cached"),
+                       ("p prefill", "prompt computed, first token sampled"), ("router", "first token"),
+                       ("d decode", "ends, length: 5 tokens"), ("router", "over: length")]:
+            self.assertIn(wanted, whats, text)
+        self.assertRegex(text, r"d decode +KV is here: 3 blocks, .* from p over shm, 0 were here already")
+        self.assertNotIn("another", text)
+        identity = re.search(r"id ([0-9a-f]{32})", text).group(1)
+        self.assertEqual(self.explain(members, identity), text)
+        self.assertIn("remember", self.explain(members, "nobody", code=1))
+        self.assertIn("cluster key", self.explain(members, "order-66", code=1, BATON_CLUSTER_KEY="00" * 32))
+        members.close_clean(self)
+
+    def test_recovered_stream_tells_where_it_was_and_why_it_moved_on(self):
+        members = start(self)
+        members.worker("d2", "decode", "--threads", "1")
+        members.wait_ready()
+        call = members.stub.Generate(ask(prompt(1, 40), 900), timeout=TIMEOUT_S, metadata=[("x-request-id", "unlucky")])
+        next(call)
+        for name in ("d", "d2"):
+            members.signal(name, signal.SIGSTOP)
+        living = self.explain(members, "unlucky")
+        self.assertIn("now: decoding", living)
+        self.assertIn("2 workers did not answer", living)
+        first = re.search(r"attempt 1: prefill on p, decode on (d2?)$", living, re.M).group(1)
+        other = "d2" if first == "d" else "d"
+        members.kill(first)
+        members.signal(other, signal.SIGCONT)
+        list(call)
+        members.wait_idle()
+        text = self.explain(members, "unlucky")
+        self.assertRegex(text, rf"attempt 1 is over: decode worker '{first}'")
+        self.assertRegex(text, rf"attempt 2: prefill on p, decode on {other}\n")
+        self.assertIn("1 recoveries", text)
+        self.assertIn((f"{other} decode", "ends, length: 900 tokens"), [m[1:] for m in self.moments(text)])
+        members.close_clean(self)
+
+    def test_workers_remember_what_a_restarted_router_forgot(self):
+        members = start(self)
+        self.generate(members, "before", prompt(1, 40), 5)
+        members.wait_idle()
+        members.kill("router")
+        ports = [address.rsplit(":", 1)[1] for address in (members.address, members.attach)]
+        members.start("router", "router", "--model", members.model, "--listen", f"127.0.0.1:{ports[0]}", "--attach",
+                      f"127.0.0.1:{ports[1]}")
+        members.wait_ready()
+        text = self.explain(members, "before")
+        self.assertIn("this router does not know it; its workers do", text)
+        self.assertEqual({where for _, where, _ in self.moments(text)}, {"p prefill", "d decode"})
         members.close_clean(self)
 
 

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/admin.h"
+
+#include "common/hash.h"
+#include "proto/block_id.h"
+
+bt_status bt_admin_open(const bt_admin_options *options, bt_client **out, bt_error *err)
+{
+    bt_cluster_key key;
+    bool is_given;
+    bt_status status = bt_cli_read_cluster_key(options->cluster_key_file, &key, &is_given, err);
+    if (status != BT_OK) {
+        return status;
+    }
+    char token[BT_CLUSTER_KEY_TOKEN_BYTES];
+    bt_cluster_key_admin_token(&key, token);
+    const bt_client_options client = {
+        .address = options->attach, .api_key = token, .tls = options->tls};
+    status = bt_client_open(&client, out, err);
+    bt_hash_wipe(token, sizeof token);
+    return status;
+}
