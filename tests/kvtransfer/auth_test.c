@@ -157,13 +157,15 @@ static void pull_by_hand(kv_rig *rig, hand *h, uint32_t i)
     hand_hello(rig, h);
     hand_put(rig, h, &pull);
     kv_rig_run_for(rig, 5);
-    hand_put(rig, h, &read);
     assert_true(hand_next(h, &frame));
     assert_int_equal(frame.type, BT_FRAME_OFFER);
     assert_true(hand_next(h, &frame));
     assert_int_equal(frame.type, BT_FRAME_ANNOUNCE);
-    assert_true(hand_next(h, &frame));
-    assert_int_equal(frame.type, BT_FRAME_DATA); /* it worked */
+    if (rig->transport == BT_KV_TRANSPORT_TCP) {
+        hand_put(rig, h, &read);
+        assert_true(hand_next(h, &frame));
+        assert_int_equal(frame.type, BT_FRAME_DATA); /* it worked */
+    }
 }
 
 static void a_recorded_pull_gets_nothing_when_it_is_replayed(void **state)
@@ -635,13 +637,23 @@ static const bt_kv_transport SHM = BT_KV_TRANSPORT_SHM;
 static const bt_kv_transport TCP = BT_KV_TRANSPORT_TCP;
 static const bt_kv_transport LOOPBACK = BT_KV_TRANSPORT_LOOPBACK;
 
-static int set_up(void **state)
+static int set_up(void **state, bt_kv_transport transport)
 {
     kv_rig *rig = malloc(sizeof *rig);
     assert_non_null(rig);
-    kv_rig_setup(rig, BT_KV_TRANSPORT_TCP);
+    kv_rig_setup(rig, transport);
     *state = rig;
     return 0;
+}
+
+static int set_up_shm(void **state)
+{
+    return set_up(state, SHM);
+}
+
+static int set_up_tcp(void **state)
+{
+    return set_up(state, TCP);
 }
 
 static int tear_down(void **state)
@@ -651,7 +663,12 @@ static int tear_down(void **state)
     return 0;
 }
 
-#define ON_RIG(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+/* Over loopback there is no socket to play on: session_test and mutation_test do. */
+#define ON_RIG(test)                                                                               \
+    {#test "/shm", test, set_up_shm, tear_down, NULL},                                             \
+    {                                                                                              \
+#test "/tcp", test, set_up_tcp, tear_down, NULL                                            \
+    }
 #define CASE_ON(test, transport)                                                                   \
     {                                                                                              \
 #test "/" #transport, test, NULL, NULL, (void *)(uintptr_t)&transport                      \

@@ -317,12 +317,10 @@ static void a_sink_that_never_lets_go_is_cut_off_after_a_lease(void **state)
     (void)state;
     kv_rig rig;
     kv_rig_setup(&rig, BT_KV_TRANSPORT_SHM);
-    char address[128];
     hand *h = bt_alloc_array(1, sizeof *h);
     assert_non_null(h);
-    (void)snprintf(address, sizeof address, "unix:%s", rig.peer.shm);
     kv_rig_offer(&rig, 1, 0, 3);
-    hand_connect_to(&rig, h, address);
+    hand_connect(&rig, h);
     hand_hello(&rig, h);
     const bt_frame pull = pull_frame(1);
     const bt_frame renew = {.type = BT_FRAME_RENEW};

@@ -15,19 +15,23 @@
 
 #include "common/socket.h"
 
-void hand_connect_to(kv_rig *rig, hand *h, const char *text)
+static void address_of(const kv_rig *rig, char out[BT_SOCKET_TEXT_BYTES])
+{
+    const bool shm = rig->transport == BT_KV_TRANSPORT_SHM;
+    (void)snprintf(out, BT_SOCKET_TEXT_BYTES, "%s%s", shm ? "unix:" : "",
+                   shm ? rig->peer.shm : rig->peer.tcp);
+}
+
+void hand_connect(kv_rig *rig, hand *h)
 {
     bt_socket_address address;
+    char text[BT_SOCKET_TEXT_BYTES];
+    address_of(rig, text);
     memset(h, 0, sizeof *h);
     bt_session_init(&h->session, BT_SESSION_SINK, &rig->sink_options.terms.cluster_key);
     assert_int_equal(bt_socket_resolve(text, false, &address, NULL), BT_OK);
     assert_int_equal(bt_socket_connect(&address, &h->fd, NULL), BT_OK);
     kv_rig_run_for(rig, 2);
-}
-
-void hand_connect(kv_rig *rig, hand *h)
-{
-    hand_connect_to(rig, h, rig->peer.tcp);
 }
 
 void hand_write(kv_rig *rig, hand *h, const void *bytes, size_t n)
@@ -120,6 +124,16 @@ void hand_hello(kv_rig *rig, hand *h)
 int hand_listen(kv_rig *rig)
 {
     int fd;
+    if (rig->transport == BT_KV_TRANSPORT_SHM) {
+        char text[BT_SOCKET_TEXT_BYTES];
+        uint64_t number;
+        bt_hash_random(&number, sizeof number);
+        (void)snprintf(rig->peer.shm, sizeof rig->peer.shm, "@baton-kv-hand-%016llx",
+                       (unsigned long long)number);
+        address_of(rig, text);
+        assert_int_equal(bt_socket_listen(text, &fd, NULL), BT_OK);
+        return fd;
+    }
     assert_int_equal(bt_socket_listen("127.0.0.1:0", &fd, NULL), BT_OK);
     (void)snprintf(rig->peer.tcp, sizeof rig->peer.tcp, "127.0.0.1:%d", bt_socket_port(fd));
     return fd;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_hand.h - a peer of a KV connection that the test plays by hand, over a real tcp socket.
+/* kv_hand.h - a peer of a KV connection that the test plays by hand, over a real socket: a unix
+ * one on a rig for shm, else tcp. It reads bytes alone: a pool that comes along is dropped.
  *
  * It has the cluster key, unless the test gives its session another one, so what it says is
  * authentic however wrong it is; raw bytes go out with hand_write().
@@ -23,9 +24,8 @@ typedef struct hand {
     size_t sent_len;
 } hand;
 
-/* As a sink: connects to the rig's source, over tcp or at an address. */
+/* As a sink: connects to the rig's source. */
 void hand_connect(kv_rig *rig, hand *h);
-void hand_connect_to(kv_rig *rig, hand *h, const char *address);
 
 void hand_write(kv_rig *rig, hand *h, const void *bytes, size_t n);
 void hand_put(kv_rig *rig, hand *h, const bt_frame *frame);
