@@ -125,8 +125,12 @@ BT_MUST_CHECK bt_status bt_rpc_server_start(bt_rpc_server *server, bt_error *err
 /* The port taken (after start). */
 int bt_rpc_server_port(const bt_rpc_server *server);
 
+/* Whether no call is open. */
+bool bt_rpc_server_is_idle(const bt_rpc_server *server);
+
 /* Refuses new calls; done(ctx) when the last call is over, or after grace_ms, when the
- * rest are cancelled. */
+ * rest are cancelled. What is on its way to an idle server is UNAVAILABLE to its client; beside calls
+ * that go on it may be CANCELLED. */
 void bt_rpc_server_shutdown(bt_rpc_server *server, uint64_t grace_ms, bt_loop_fn done, void *ctx);
 
 /* After shutdown's done. */

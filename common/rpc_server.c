@@ -11,9 +11,11 @@
  * RECV_CLOSE_ON_SERVER is started with each call and is its end (op_end): gRPC completes it
  * after the status left, or when the call was cancelled.
  *
- * shutdown: gRPC gives the waiting requests back, then completes op_shutdown when the last call
- * is over; done is told when all three (op_shutdown, requests, calls) are through. */
+ * shutdown: without a call left connections are closed first; gRPC gives the waiting requests back,
+ * then completes op_shutdown when the last call is over; done is told when all three (op_shutdown,
+ * requests, calls) are through. */
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
@@ -323,6 +325,11 @@ bt_status bt_rpc_server_start(bt_rpc_server *server, bt_error *err)
     return BT_OK;
 }
 
+bool bt_rpc_server_is_idle(const bt_rpc_server *server)
+{
+    return server->calls == NULL;
+}
+
 int bt_rpc_server_port(const bt_rpc_server *server)
 {
     return server->port;
@@ -394,6 +401,37 @@ static void begin_call(bt_rpc_server *server, request *req)
     BT_ASSERT(call->callbacks != NULL || call->last_wanted);
 }
 
+/* Calls that are on their way when gRPC shuts down would be CANCELLED, as if by their own client.
+ * Without their connections they are UNAVAILABLE, which clients ask elsewhere for: so connections
+ * that carry no call any more are closed below gRPC. */
+static void hang_up(const bt_rpc_server *server)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    if (dir == NULL) {
+        return;
+    }
+    const struct dirent *entry;
+    while ((entry = readdir(dir)) != NULL) {
+        const int fd = (int)strtol(entry->d_name, NULL, 10); /* 0 for "." and ".." */
+        struct sockaddr_storage own = {0};
+        struct sockaddr_storage peer = {0};
+        socklen_t own_len = sizeof own;
+        socklen_t peer_len = sizeof peer;
+        if (getsockname(fd, (struct sockaddr *)&own, &own_len) != 0 ||
+            getpeername(fd, (struct sockaddr *)&peer, &peer_len) != 0) {
+            continue; /* no socket, or it listens */
+        }
+        const uint16_t port =
+            own.ss_family == AF_INET    ? ((const struct sockaddr_in *)&own)->sin_port
+            : own.ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)&own)->sin6_port
+                                        : 0;
+        if (port != 0 && ntohs(port) == server->port) {
+            (void)shutdown(fd, SHUT_RDWR);
+        }
+    }
+    (void)closedir(dir);
+}
+
 static void maybe_stopped(bt_rpc_server *server)
 {
     if (!server->stopped || server->n_requests > 0 || server->calls != NULL ||
@@ -429,6 +467,9 @@ void bt_rpc_server_call_gone(bt_rpc_server *server, bt_rpc_call *call)
 {
     bt_rpc_call_unlink(&server->calls, call);
     bt_rpc_call_free(call);
+    if (server->stopping && server->calls == NULL) {
+        hang_up(server);
+    }
     maybe_stopped(server);
 }
 
@@ -499,6 +540,9 @@ void bt_rpc_server_shutdown(bt_rpc_server *server, uint64_t grace_ms, bt_loop_fn
     server->done = done;
     server->done_ctx = ctx;
     BT_ASSERT(server->started);
+    if (server->calls == NULL) {
+        hang_up(server);
+    }
     server->op_shutdown.fn = on_shutdown;
     bt_rpc_op_started(server->rpc, &server->op_shutdown);
     grpc_server_shutdown_and_notify(server->core, bt_rpc_queue(server->rpc), &server->op_shutdown);
