@@ -37,7 +37,6 @@ static bt_status read_secrets(bt_process *process, bt_error *err)
     if (!guards->has_cluster_key) {
         bt_log(BT_WARN, "no cluster key: advice=\"give all members one with --cluster-key-file\"");
     }
-    bt_cluster_key_print(&process->cluster_key, process->cluster_key_print);
     if (o->api_keys_file != NULL && o->api_keys_file[0] != '\0') {
         status = bt_keys_create(o->api_keys_file, &process->keys, err);
         guards->has_keys = status == BT_OK;

@@ -100,7 +100,6 @@ typedef struct bt_process {
     bt_rpc *rpc;
     bt_metrics *metrics;
     bt_cluster_key cluster_key;
-    uint8_t cluster_key_print[BT_BLOCK_HASH_BYTES];
     bt_keys *keys;        /* NULL: none are asked for */
     bt_cli_guards guards; /* has_client_ca is the command's to fill */
 

@@ -534,7 +534,6 @@ static bt_status start_worker(worker_process *w, bt_error *err)
     memcpy(worker.tokenizer_hash, w->tokenizer_hash, sizeof worker.tokenizer_hash);
     worker.cluster_key = w->process.cluster_key;
     worker.router_tls = bt_cli_tls(&w->options.tls);
-    memcpy(worker.cluster_key_print, w->process.cluster_key_print, sizeof worker.cluster_key_print);
     status = size_pool(w, &worker, err);
     if (status != BT_OK) {
         return status;

@@ -9,7 +9,6 @@
 #include "common/check.h"
 
 static const char KEY_TAG[] = "baton cluster key";
-static const char PRINT_TAG[] = "baton key print";
 static const char ADMIN_TAG[] = "baton admin token";
 static const char TENANT_TAG[] = "baton tenant salt";
 static const char ROOT_TAG[] = "baton chain root";
@@ -37,11 +36,6 @@ bt_status bt_cluster_key_init(bt_cluster_key *key, const void *bytes, size_t len
     bt_hash_wipe(&digest, sizeof digest);
     bt_hash_wipe(&hash, sizeof hash);
     return BT_OK;
-}
-
-void bt_cluster_key_print(const bt_cluster_key *key, uint8_t out[BT_BLOCK_HASH_BYTES])
-{
-    bt_hash128_to_bytes(bt_hash128_of(&key->key, PRINT_TAG, strlen(PRINT_TAG)), out);
 }
 
 void bt_cluster_key_admin_token(const bt_cluster_key *key, char out[BT_CLUSTER_KEY_TOKEN_BYTES])

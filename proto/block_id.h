@@ -39,9 +39,6 @@ typedef struct bt_cluster_key {
 BT_MUST_CHECK bt_status bt_cluster_key_init(bt_cluster_key *key, const void *bytes, size_t len,
                                             bt_error *err);
 
-/* What two members compare to find out whether they have the same key; tells nothing about it. */
-void bt_cluster_key_print(const bt_cluster_key *key, uint8_t out[BT_BLOCK_HASH_BYTES]);
-
 /* What an operator's command shows a router to prove that it knows the key, as 64 hex digits and
  * a NUL ("authorization: Bearer <token>" on baton.admin.v1): derived from the key, tells nothing
  * about it. Compare with bt_hash_equal_secret(). */

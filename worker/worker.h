@@ -36,7 +36,6 @@ typedef struct bt_worker_options {
     uint32_t pool_blocks;       /* at least 1 */
     bool pool_touch;            /* take the pool's memory at once */
     uint8_t tokenizer_hash[BT_LINK_ID_BYTES];    /* bt_tokenizer_fingerprint() */
-    uint8_t cluster_key_print[BT_LINK_ID_BYTES]; /* bt_cluster_key_print() */
     bt_cluster_key cluster_key;                  /* the same on every member */
     const bt_rpc_tls *router_tls; /* of the attach addresses; NULL: plain text; until start */
     bool allow_mixed_numerics;

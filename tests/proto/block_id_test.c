@@ -6,7 +6,9 @@
  *   secret = b'0123456789abcdef-baton'
  *   key = blake2b(b'baton cluster key' + secret, digest_size=32).digest()
  *   def keyed(data): return blake2b(data, key=key, digest_size=16).digest()
- *   print('print', keyed(b'baton key print').hex())
+ *   def keyed32(data): return blake2b(data, key=key, digest_size=32).hexdigest()
+ *   print('admin', keyed32(b'baton admin token'))
+ *   print('tenant', keyed32(b'baton tenant salt' + b'alice\0' + b'salt'))
  *   numerics = bytes(range(16))
  *   root = keyed(b'baton chain root' + numerics)
  *   salted = keyed(b'baton chain root' + numerics + b'tenant-a')
@@ -65,13 +67,30 @@ static void expect_hex(bt_block_hash hash, const char *expected)
     assert_string_equal(hex, expected);
 }
 
+static void make_salt(const char *tenant, const char *salt, char hex[BT_HASH256_HEX_BYTES])
+{
+    const bt_cluster_key key = make_key(SECRET);
+    uint8_t bytes[BT_BLOCK_SALT_BYTES];
+    bt_block_id_tenant_salt(&key, tenant, salt, salt != NULL ? strlen(salt) : 0, bytes);
+    bt_hash_hex(bytes, sizeof bytes, hex);
+}
+
+static void expect_salt(const char *tenant, const char *salt, const char *expected)
+{
+    char hex[BT_HASH256_HEX_BYTES];
+    make_salt(tenant, salt, hex);
+    assert_string_equal(hex, expected);
+}
+
 static void hashes_equal_those_of_hashlib(void **state)
 {
     (void)state;
     const bt_cluster_key key = make_key(SECRET);
-    uint8_t print[BT_BLOCK_HASH_BYTES];
-    bt_cluster_key_print(&key, print);
-    expect_hex(bt_hash128_from_bytes(print), "8be8a25bbdf2da6e8e0bb3b059e7d473");
+    char token[BT_CLUSTER_KEY_TOKEN_BYTES];
+    bt_cluster_key_admin_token(&key, token);
+    assert_string_equal(token, "48e7414f58f9f2c6a4ff57f270357e325dc71f8fb7e6470d5db11657dd07587e");
+    expect_salt("alice", "salt",
+                "f379a9be8a8f743172bb214661eaa4c2b8da37e70a286728c5682a1c2efa21cd");
     const bt_block_hash root = make_root(SECRET, 0, NULL);
     expect_hex(root, "a4d674519d161f3f02bd9025fecef2c9");
     expect_hex(make_root(SECRET, 0, "tenant-a"), "ea364107df712c12d1651ae0670d8648");
@@ -126,6 +145,23 @@ static void every_input_changes_the_hash(void **state)
     }
 }
 
+/* Also where name and salt together are the same text. */
+static void no_two_tenants_have_one_salt(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tenant;
+        const char *salt;
+    } all[] = {{"a", NULL}, {"a", "b"}, {"ab", NULL}, {"b", NULL}, {"b", "a"}, {"a", "a"}};
+    char hex[BT_ARRAY_LEN(all)][BT_HASH256_HEX_BYTES];
+    for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
+        make_salt(all[i].tenant, all[i].salt, hex[i]);
+        for (size_t k = 0; k < i; k++) {
+            assert_string_not_equal(hex[i], hex[k]);
+        }
+    }
+}
+
 static void short_and_long_secrets_are_refused_with_advice(void **state)
 {
     (void)state;
@@ -146,6 +182,7 @@ int main(void)
         cmocka_unit_test(partly_filled_blocks_have_no_identity),
         cmocka_unit_test(next_may_write_over_its_parent),
         cmocka_unit_test(every_input_changes_the_hash),
+        cmocka_unit_test(no_two_tenants_have_one_salt),
         cmocka_unit_test(short_and_long_secrets_are_refused_with_advice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

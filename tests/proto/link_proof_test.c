@@ -151,6 +151,26 @@ static void make_worker(fixture *f, const bt_cluster_key *key)
 
 /* ---- the proof itself ---- */
 
+/* blake2b(b'baton attach proof\0' + struct.pack('<QQ', 2, 1) + w + r
+ *         + struct.pack('<Q', 0x1122334455667788) + b'decode-0', key=key, digest_size=32) with
+ * Python's hashlib, w and r the bytes 0..31 and 32..63, and the key of block_id_test. */
+static void a_proof_equals_that_of_hashlib(void **state)
+{
+    (void)state;
+    bt_cluster_key key;
+    assert_int_equal(bt_cluster_key_init(&key, "0123456789abcdef-baton", 22, NULL), BT_OK);
+    bt_proof_terms terms = {.version = 2, .name = "decode-0", .incarnation = 0x1122334455667788};
+    for (size_t i = 0; i < BT_PROOF_NONCE_BYTES; i++) {
+        terms.worker_nonce[i] = (uint8_t)i;
+        terms.router_nonce[i] = (uint8_t)(BT_PROOF_NONCE_BYTES + i);
+    }
+    uint8_t proof[BT_PROOF_BYTES];
+    bt_proof_make(&key, BT_PROOF_WORKER, &terms, proof);
+    char hex[2 * BT_PROOF_BYTES + 1];
+    bt_hash_hex(proof, sizeof proof, hex);
+    assert_string_equal(hex, "ad2c22bbb30bb151033b38f9c8b06701db61587d0f8170f9d58f0f133683d4c8");
+}
+
 static void a_proof_holds_for_its_terms_alone(void **state)
 {
     (void)state;
@@ -449,6 +469,7 @@ static void router_that_says_nothing_is_left(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_proof_equals_that_of_hashlib),
         cmocka_unit_test(a_proof_holds_for_its_terms_alone),
         ROUTER_TEST(worker_that_knows_the_key_is_welcome),
         ROUTER_TEST(worker_with_another_key_is_refused),
