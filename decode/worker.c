@@ -445,6 +445,7 @@ static void report(bt_decode_worker *worker, const bt_decode_stats *stats)
         .parts_duplicate = kv->rejected_duplicate,
         .parts_late = kv->rejected_late,
         .parts_unknown = kv->rejected_unknown + kv->frames_rejected + served->frames_rejected,
+        .handshakes_refused = kv->handshakes_refused + served->handshakes_refused,
     };
     bt_worker_report(worker->base, &tally);
 }

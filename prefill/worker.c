@@ -199,6 +199,7 @@ static void report(bt_prefill_worker *worker, const bt_prefill_stats *stats)
             },
         .leases_expired = kv->expired,
         .parts_unknown = kv->frames_rejected,
+        .handshakes_refused = kv->handshakes_refused,
     };
     bt_worker_report(worker->base, &tally);
 }

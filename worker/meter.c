@@ -53,6 +53,8 @@ static const total_spec totals[] = {
     {"baton_worker_transfer_rejected_total", "", "cause", "duplicate", TALLY(parts_duplicate)},
     {"baton_worker_transfer_rejected_total", "", "cause", "late", TALLY(parts_late)},
     {"baton_worker_transfer_rejected_total", "", "cause", "unknown", TALLY(parts_unknown)},
+    {"baton_worker_kv_handshakes_refused_total", "Connections for KV that were refused.", NULL,
+     NULL, TALLY(handshakes_refused)},
     {"baton_worker_leases_expired_total", "KV leases that nobody claimed or renewed.", NULL, NULL,
      TALLY(leases_expired)},
 };

@@ -99,6 +99,7 @@ typedef struct bt_worker_tally {
     uint64_t parts_duplicate;
     uint64_t parts_late;
     uint64_t parts_unknown;
+    uint64_t handshakes_refused; /* connections for KV, of either end */
 } bt_worker_tally;
 
 /* Takes the memory and makes the engine. `ops` and `ctx` outlive the worker. BT_EINVAL: an

@@ -16,7 +16,7 @@ import grpc
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import prometheus  # noqa: E402
-from members import TIMEOUT_S, Members, baton, generate, pb, tokens_of, wait_for  # noqa: E402
+from members import ROOT, TIMEOUT_S, Members, baton, generate, pb, tokens_of, wait_for  # noqa: E402
 
 BLOCK = 16
 STATES = ["tokenizing", "queued", "prefilling", "decoding", "ending", "reading"]
@@ -139,6 +139,7 @@ class CountersTest(unittest.TestCase):
             for cause in ("corrupt", "duplicate", "late", "unknown"):
                 self.assertEqual(reader("transfer_rejected_total", cause=cause), 0)
             self.assertEqual(reader("preemptions_total"), 0)
+            self.assertEqual(reader("kv_handshakes_refused_total"), 0)
         for reader in (router, p, d):
             self.assertGreater(reader.samples["process_resident_memory_bytes", ()], 1 << 20)
             self.assertGreater(reader.samples["process_open_fds", ()], 3)
@@ -148,6 +149,15 @@ class CountersTest(unittest.TestCase):
             return (workers["d"].slots_written, workers["d"].slots_allocated) == tuple(spans) \
                 and (workers["p"].prefix_queries, workers["p"].prefix_hits) == (5, 1)
         wait_for("a status that agrees", status_agrees, 20)
+        members.close_clean(self)
+
+    def test_alerting_rules_name_metrics_that_are_there(self):
+        members = start(self)
+        told = {name for member in ("router", "p", "d") for name, _ in Reader(members, member).samples}
+        with open(os.path.join(ROOT, "deploy/prometheus/baton-alerts.yaml"), encoding="utf-8") as f:
+            wanted = set(re.findall(r"\b(?:baton_(?:router|worker)|process)_\w+", f.read()))
+        self.assertGreater(len(wanted), 10)
+        self.assertEqual(wanted - told, set())
         members.close_clean(self)
 
     def test_living_requests_show_by_state_and_their_end_is_counted(self):
