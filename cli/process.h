@@ -41,7 +41,7 @@ extern const char *const bt_process_log_formats[];
      .group = "Operation",                                                                         \
      .placeholder = "HOST:PORT",                                                                   \
      .help = "Serves /metrics (Prometheus), /healthz and /readyz here. Not served if not given. "  \
-             "Who reaches it sees names and load: keep it inside.",                                \
+             "Where other hosts reach it, /metrics asks for an API key.",                          \
      .offset = offsetof(target, member.admin_address)},                                            \
         {.name = "cluster-key-file",                                                               \
          .type = BT_CONFIG_STRING,                                                                 \
