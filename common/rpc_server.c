@@ -34,6 +34,7 @@ enum {
     REQUESTS_OPEN = 16,
     PATHS_MAX = 32,
     MESSAGE_BYTES = 4 * 1024 * 1024,
+    BUFFER_BYTES = 256 * 1024 * 1024, /* of all connections, for what is not read yet */
     METADATA_BYTES = 16 * 1024,
     STREAMS = 1024,
     KEEPALIVE_MS = 10 * 1000,
@@ -135,7 +136,14 @@ bt_status bt_rpc_server_create(bt_rpc *rpc, const bt_rpc_server_options *options
         options->metadata_bytes_max > 0 ? options->metadata_bytes_max : METADATA_BYTES;
     const unsigned streams =
         options->concurrent_streams_max > 0 ? options->concurrent_streams_max : STREAMS;
+    /* Without a quota every connection may keep unfinished messages of the largest size here. Past
+     * it gRPC reads no further, then lets go of idle connections and ends calls. */
+    grpc_resource_quota *quota = grpc_resource_quota_create(options->address);
+    grpc_resource_quota_resize(quota, BUFFER_BYTES);
     grpc_arg args[] = {
+        {.type = GRPC_ARG_POINTER,
+         .key = (char *)(uintptr_t)GRPC_ARG_RESOURCE_QUOTA,
+         .value.pointer = {quota, grpc_resource_quota_arg_vtable()}},
         int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
         int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, streams),
         int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, message),
@@ -149,6 +157,7 @@ bt_status bt_rpc_server_create(bt_rpc *rpc, const bt_rpc_server_options *options
     };
     const grpc_channel_args list = {.num_args = BT_ARRAY_LEN(args), .args = args};
     server->core = grpc_server_create(&list, NULL);
+    grpc_resource_quota_unref(quota);
     grpc_server_register_completion_queue(server->core, bt_rpc_queue(rpc), NULL);
     *out = server;
     return BT_OK;
