@@ -19,7 +19,9 @@
  *     |<------------------------- drain ---------|  on_drain
  *
  * Before the proofs (proto/proof.h) neither side answers anything else, and a session without
- * them ends within silence_ms. A lost or silent session is down on both sides: the worker cancels that router's runs
+ * them ends within silence_ms.
+ *
+ * A lost or silent session is down on both sides: the worker cancels that router's runs
  * (on_cancel for each, then on_router_down) and dials again within a second; the router gets
  * on_worker_down and places its requests elsewhere. Nothing is resumed.
  *
@@ -262,7 +264,7 @@ typedef struct bt_link_worker_options {
 
 typedef struct bt_link_worker_stats {
     uint64_t sessions;        /* set up so far */
-    uint64_t refusals;        /* by routers: version, tokenizer, name; or of a router: key, silence */
+    uint64_t refusals;        /* by routers (version, tokenizer, name) or of them (key, silence) */
     uint64_t runs;            /* on_run calls */
     uint64_t runs_duplicate;  /* ignored: (id, attempt) was open */
     uint64_t runs_refused;    /* table full, malformed, open for another router; answered */
