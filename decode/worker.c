@@ -162,7 +162,7 @@ static void on_released(bt_kv_transfer transfer, bt_kv_outcome outcome, const ch
     BT_ASSERT(run != NULL);
     BT_ASSERT(run->in_transfer);
     BT_ASSERT(run->lent);
-    const bt_status status = bt_worker_status_of(outcome);
+    const bt_status status = bt_worker_status_of(run, outcome);
     run->in_transfer = false;
     if (status != BT_OK && run->resuming && !run->stopping) {
         run->resuming = run->parked = run->lent = false;

@@ -257,11 +257,10 @@ static void on_released(bt_kv_transfer transfer, bt_kv_outcome outcome, const ch
         run->transfer_ns = (uint64_t)(bt_clock_now_ns() - run->computed_ns);
     }
     /* A request that ended with its first token is done, whatever its puller says. */
-    const bt_status status = run->ends ? BT_OK : bt_worker_status_of(outcome);
+    const bt_status status = run->ends ? BT_OK : bt_worker_status_of(run, outcome);
     if (status != BT_OK) {
-        const bool late = outcome == BT_KV_OUTCOME_EXPIRED && run->deadline_ns <= bt_clock_now_ns();
-        bt_worker_stop_run(worker->base, run, late ? BT_EDEADLINE : status,
-                           "the KV cache was not pulled: %s", text != NULL ? text : "");
+        bt_worker_stop_run(worker->base, run, status, "the KV cache was not pulled: %s",
+                           text != NULL ? text : "");
     }
     if (run->lent) { /* stopping it now has released it already */
         post_release(worker, run);

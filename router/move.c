@@ -157,6 +157,9 @@ static bt_status send_pull(bt_router_request *request, bt_router_worker *to)
         .peer = d->worker->hello.kv,
     };
     status = bt_link_router_run(to->peer, &run);
+    if (status == BT_EPEER || status == BT_AGAIN) {
+        bt_router_registry_unreachable(to);
+    }
     if (status == BT_OK) {
         request->legs[BT_ROUTER_LEG_FROM] = *d;
         bt_router_leg_open(&request->legs[BT_ROUTER_LEG_D], to, run.attempt, 0, run.n_tokens);

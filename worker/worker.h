@@ -155,8 +155,8 @@ void bt_worker_audited(bt_worker *worker, bt_status status);
 /* A source of this worker's pool, by its options. */
 bt_kv_source_options bt_worker_source_options(const bt_worker *worker);
 
-/* What a run ends with whose blocks were released so. */
-bt_status bt_worker_status_of(bt_kv_outcome outcome);
+/* What a run ends with whose blocks were released so, now. */
+bt_status bt_worker_status_of(const bt_worker_run *run, bt_kv_outcome outcome);
 
 /* What source and sink need. */
 bt_kv_terms bt_worker_terms(const bt_worker *worker);

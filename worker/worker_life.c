@@ -414,7 +414,7 @@ bt_kv_source_options bt_worker_source_options(const bt_worker *worker)
     };
 }
 
-bt_status bt_worker_status_of(bt_kv_outcome outcome)
+bt_status bt_worker_status_of(const bt_worker_run *run, bt_kv_outcome outcome)
 {
     switch (outcome) {
     case BT_KV_OUTCOME_PULLED:
@@ -422,6 +422,7 @@ bt_status bt_worker_status_of(bt_kv_outcome outcome)
     case BT_KV_OUTCOME_CANCELLED:
         return BT_ECANCELLED;
     case BT_KV_OUTCOME_EXPIRED:
+        return run->deadline_ns <= bt_clock_now_ns() ? BT_EDEADLINE : BT_EPEER;
     case BT_KV_OUTCOME_FAILED:
         break;
     }

@@ -240,6 +240,107 @@ static void stop_token_ends_the_text_and_is_named(void **state)
     bt_rig_destroy(rig);
 }
 
+/* Runs until it has n tokens and is parked. */
+static void park_at(bt_rig *rig, bt_rig_request *r, uint32_t n)
+{
+    bt_rig_request_init(rig, r, prompt, PROMPT);
+    r->sampling.max_tokens = 300;
+    bt_rig_send(rig, BT_RIG_DECODE, BT_LINK_MODE_WHOLE, r);
+    bt_rig_wait_tokens(rig, r, n);
+    bt_rig_park(rig, r, 5);
+    bt_rig_wait_parked(rig, r, 1);
+    assert_int_equal(r->parked.status, BT_OK);
+    assert_int_equal(r->parked.generated_tokens, r->n_tokens); /* all are told before the answer */
+}
+
+static void parked_run_stands_still_until_it_is_resumed(void **state)
+{
+    (void)state;
+    bt_rig *rig = alone(&(bt_rig_options){0});
+    static bt_rig_request undisturbed, r;
+    bt_rig_request_init(rig, &undisturbed, prompt, PROMPT);
+    undisturbed.sampling.max_tokens = 300;
+    bt_rig_send(rig, BT_RIG_DECODE, BT_LINK_MODE_WHOLE, &undisturbed);
+    bt_rig_wait_finished(rig, BT_RIG_DECODE, &undisturbed);
+    park_at(rig, &r, 3);
+    const uint32_t n = r.n_tokens;
+    bt_rig_run_ms(rig, 60);
+    assert_int_equal(r.n_tokens, n);
+    assert_int_equal(bt_rig_load(rig, BT_RIG_DECODE)->requests_parked, 1);
+    bt_rig_resume(rig, &r);
+    bt_rig_wait_tokens(rig, &r, n + 5);
+    bt_rig_park(rig, &r, 6); /* and again */
+    bt_rig_wait_parked(rig, &r, 2);
+    bt_rig_resume(rig, &r);
+    bt_rig_wait_finished(rig, BT_RIG_DECODE, &r);
+    assert_int_equal(r.end[BT_RIG_DECODE].status, BT_OK);
+    assert_int_equal(r.n_tokens, 300);
+    assert_memory_equal(r.tokens, undisturbed.tokens, 300 * sizeof r.tokens[0]);
+    assert_int_equal(bt_rig_load(rig, BT_RIG_DECODE)->runs_handed_over, 0);
+    bt_rig_destroy(rig);
+}
+
+static void parked_run_that_nobody_pulls_ends_with_its_lease(void **state)
+{
+    (void)state;
+    bt_rig *rig = alone(&(bt_rig_options){.lease_ms = 200});
+    static bt_rig_request r;
+    park_at(rig, &r, 3);
+    bt_rig_wait_finished(rig, BT_RIG_DECODE, &r);
+    assert_int_equal(r.end[BT_RIG_DECODE].status, BT_EPEER);
+    bt_rig_run_ms(rig, 50);
+    const bt_link_load *load = bt_rig_load(rig, BT_RIG_DECODE);
+    assert_int_equal(load->blocks_free + load->blocks_cached, 256);
+    assert_int_equal(load->requests_parked, 0);
+    bt_rig_destroy(rig);
+}
+
+static void parked_run_is_cancelled_by_router_deadline_and_shutdown(void **state)
+{
+    (void)state;
+    bt_rig *rig = alone(&(bt_rig_options){0});
+    static bt_rig_request r, late, open;
+    park_at(rig, &r, 3);
+    bt_rig_cancel(rig, BT_RIG_DECODE, &r);
+    bt_rig_wait_finished(rig, BT_RIG_DECODE, &r);
+    assert_int_equal(r.end[BT_RIG_DECODE].status, BT_ECANCELLED);
+    bt_rig_request_init(rig, &late, prompt, PROMPT);
+    late.sampling.max_tokens = 300;
+    late.deadline_left_ns = 400 * 1000 * 1000;
+    bt_rig_send(rig, BT_RIG_DECODE, BT_LINK_MODE_WHOLE, &late);
+    bt_rig_wait_tokens(rig, &late, 1);
+    bt_rig_park(rig, &late, 2);
+    bt_rig_wait_finished(rig, BT_RIG_DECODE, &late);
+    assert_int_equal(late.end[BT_RIG_DECODE].status, BT_EDEADLINE);
+    park_at(rig, &open, 3);
+    bt_rig_destroy(rig); /* audits the pool */
+}
+
+static void park_and_cancel_cross_in_every_order(void **state)
+{
+    (void)state;
+    bt_rig *rig = alone(&(bt_rig_options){0});
+    static bt_rig_request r[8];
+    for (int i = 0; i < 8; i++) {
+        bt_rig_request_init(rig, &r[i], prompt, PROMPT);
+        r[i].sampling.max_tokens = 200;
+        bt_rig_send(rig, BT_RIG_DECODE, BT_LINK_MODE_WHOLE, &r[i]);
+        if (i % 2 == 0) {
+            bt_rig_wait_tokens(rig, &r[i], 2);
+        }
+        bt_rig_park(rig, &r[i], 1);
+        bt_rig_park(rig, &r[i], 1); /* answered once, or not at all */
+        if (i % 4 < 2) {
+            bt_rig_resume(rig, &r[i]);
+        }
+        bt_rig_cancel(rig, BT_RIG_DECODE, &r[i]);
+        bt_rig_wait_finished(rig, BT_RIG_DECODE, &r[i]);
+        assert_int_equal(r[i].end[BT_RIG_DECODE].status, BT_ECANCELLED);
+        assert_true(r[i].n_parked <= 2);
+    }
+    bt_rig_destroy(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -252,6 +353,10 @@ int main(void)
         cmocka_unit_test(small_pool_preempts_and_gives_the_same_tokens),
         cmocka_unit_test(lost_router_ends_its_runs),
         cmocka_unit_test(stop_token_ends_the_text_and_is_named),
+        cmocka_unit_test(parked_run_stands_still_until_it_is_resumed),
+        cmocka_unit_test(parked_run_that_nobody_pulls_ends_with_its_lease),
+        cmocka_unit_test(parked_run_is_cancelled_by_router_deadline_and_shutdown),
+        cmocka_unit_test(park_and_cancel_cross_in_every_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

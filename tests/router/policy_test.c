@@ -262,6 +262,36 @@ static void readiness_needs_both_halves(void **state)
     assert_true(bt_router_policy_can_serve(w + 1, 1, &with_local));
 }
 
+static void a_running_sequence_moves_to_the_least_loaded_worker_with_room(void **state)
+{
+    (void)state;
+    bt_router_worker_view w[] = {
+        worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_DECODE),
+        worker(BT_ROUTER_WORKER_ROLE_DECODE), worker(BT_ROUTER_WORKER_ROLE_BOTH)};
+    bt_router_policy_request req = request(160);
+    req.has_numerics = true;
+    req.numerics = 1;
+    uint32_t to;
+    w[1].excluded = true; /* it is there now */
+    w[3].live_tokens = 100;
+    assert_int_equal(bt_router_policy_move(w, 4, &req, &no_local, &to), BT_OK);
+    assert_int_equal(to, 2);
+    w[2].n_free_blocks = 10; /* not one token more than the known ones */
+    assert_int_equal(bt_router_policy_move(w, 4, &req, &no_local, &to), BT_OK);
+    assert_int_equal(to, 3);
+    w[2].n_free_blocks = 11;
+    assert_int_equal(bt_router_policy_move(w, 4, &req, &no_local, &to), BT_OK);
+    assert_int_equal(to, 2);
+    w[2].numerics = 2;
+    w[3].full = true;
+    assert_int_equal(bt_router_policy_move(w, 4, &req, &no_local, &to), BT_AGAIN);
+    const bt_router_policy_options mixed = {.allow_mixed_numerics = true};
+    assert_int_equal(bt_router_policy_move(w, 4, &req, &mixed, &to), BT_OK);
+    assert_int_equal(to, 2);
+    w[2].context_tokens = 200; /* not all that may come */
+    assert_int_equal(bt_router_policy_move(w, 4, &req, &mixed, &to), BT_AGAIN);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -280,6 +310,7 @@ int main(void)
         cmocka_unit_test(what_no_worker_can_hold_is_invalid),
         cmocka_unit_test(a_request_without_decode_needs_a_prefill_worker_alone),
         cmocka_unit_test(readiness_needs_both_halves),
+        cmocka_unit_test(a_running_sequence_moves_to_the_least_loaded_worker_with_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

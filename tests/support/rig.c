@@ -146,6 +146,18 @@ static void on_finished(bt_link_peer *worker, const bt_link_finished *finished, 
     ask(rig);
 }
 
+static void on_parked(bt_link_peer *worker, const bt_link_parked *parked, void *ctx)
+{
+    (void)worker;
+    bt_rig *rig = ctx;
+    bt_rig_request *r = find(rig, parked->id, parked->attempt);
+    EXPECT(r != NULL);
+    EXPECT(!r->finished[BT_RIG_DECODE]);
+    r->n_parked++;
+    r->parked = *parked;
+    ask(rig);
+}
+
 static void on_blocks(bt_link_peer *worker, bt_link_blocks_kind kind, const bt_block_hash *ids,
                       size_t n, void *ctx)
 {
@@ -179,6 +191,7 @@ static const bt_link_router_callbacks router_callbacks = {
     .on_load = on_load,
     .on_tokens = on_tokens,
     .on_finished = on_finished,
+    .on_parked = on_parked,
     .on_blocks = on_blocks,
     .on_worker_down = on_worker_down,
 };
@@ -537,6 +550,34 @@ void bt_rig_cancel(bt_rig *rig, bt_rig_worker at, const bt_rig_request *request)
     if (rig->halves[at].peer != NULL) {
         bt_link_router_cancel(rig->halves[at].peer, request->id, request->attempt);
     }
+}
+
+void bt_rig_park(bt_rig *rig, const bt_rig_request *request, uint32_t next_attempt)
+{
+    EXPECT(bt_link_router_park(rig->halves[BT_RIG_DECODE].peer, request->id, request->attempt,
+                               next_attempt) == BT_OK);
+}
+
+void bt_rig_resume(bt_rig *rig, const bt_rig_request *request)
+{
+    bt_link_router_resume(rig->halves[BT_RIG_DECODE].peer, request->id, request->attempt);
+}
+
+typedef struct parked_wait {
+    const bt_rig_request *request;
+    uint32_t n;
+} parked_wait;
+
+static bool has_parked(void *ctx)
+{
+    const parked_wait *wait = ctx;
+    return wait->request->n_parked >= wait->n;
+}
+
+void bt_rig_wait_parked(bt_rig *rig, bt_rig_request *request, uint32_t n)
+{
+    parked_wait wait = {request, n};
+    bt_rig_wait(rig, has_parked, &wait);
 }
 
 void bt_rig_drop_router(bt_rig *rig, bt_rig_worker which)

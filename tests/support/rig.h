@@ -67,6 +67,8 @@ typedef struct bt_rig_request {
     uint32_t n_echoed;
     bool finished[BT_RIG_WORKERS];
     bt_link_finished end[BT_RIG_WORKERS];
+    uint32_t n_parked; /* answers to a park, and the last one */
+    bt_link_parked parked;
 } bt_rig_request;
 
 bt_rig *bt_rig_create(const bt_rig_options *options);
@@ -88,6 +90,13 @@ void bt_rig_send_alone(bt_rig *rig, bt_rig_worker to, bt_link_mode mode, bt_rig_
 void bt_rig_send_split(bt_rig *rig, bt_rig_request *request);
 
 void bt_rig_cancel(bt_rig *rig, bt_rig_worker at, const bt_rig_request *request);
+
+/* Asks the decode worker to hold the request for (id, next_attempt), or lets it go on. */
+void bt_rig_park(bt_rig *rig, const bt_rig_request *request, uint32_t next_attempt);
+void bt_rig_resume(bt_rig *rig, const bt_rig_request *request);
+
+/* Until so many answers have come. */
+void bt_rig_wait_parked(bt_rig *rig, bt_rig_request *request, uint32_t n);
 
 /* Runs the loop until done(ctx) holds; it is asked after each message. Aborts after 60 s. */
 void bt_rig_wait(bt_rig *rig, bool (*done)(void *ctx), void *ctx);
