@@ -19,7 +19,8 @@
 enum {
     SILENCE_MS = 300,
     ANSWER_MS = 150,
-    FLOOD = 70, /* more than a router hears out at a time */
+    FLOOD = 70,  /* more than a router hears out at a time */
+    CROWD = 100, /* the same, of workers */
 };
 
 typedef struct fixture {
@@ -329,6 +330,31 @@ static void idle_streams_do_not_keep_a_worker_out(void **state)
     }
 }
 
+/* After a router's restart all of them dial within the same second. */
+static void a_hundred_workers_at_once_all_get_in(void **state)
+{
+    fixture *f = *state;
+    static bt_link_worker *workers[CROWD];
+    const char *const routers[] = {f->pair.address};
+    for (size_t i = 0; i < CROWD; i++) {
+        bt_link_hello hello = {.role = BT_LINK_ROLE_BOTH};
+        snprintf(hello.kv.name, sizeof hello.kv.name, "worker-%zu", i);
+        const bt_link_worker_options options = {.hello = &hello,
+                                                .routers = routers,
+                                                .n_routers = 1,
+                                                .cluster_key = f->key,
+                                                .load_ms = 50,
+                                                .callbacks = &worker_callbacks,
+                                                .ctx = f};
+        assert_int_equal(
+            bt_link_worker_create(f->pair.loop, f->pair.rpc, &options, &workers[i], NULL), BT_OK);
+    }
+    WAIT_FOR(&f->pair, bt_link_router_get_stats(f->router).workers_up == CROWD);
+    for (size_t i = 0; i < CROWD; i++) {
+        bt_link_worker_destroy(workers[i]);
+    }
+}
+
 /* ---- a worker ---- */
 
 static void on_dialled_message(bt_rpc_call *call, const uint8_t *data, size_t len, bool end,
@@ -479,6 +505,7 @@ int main(void)
         ROUTER_TEST(silence_after_the_challenge_ends_in_time),
         ROUTER_TEST(version_1_is_refused_without_a_challenge),
         ROUTER_TEST(idle_streams_do_not_keep_a_worker_out),
+        ROUTER_TEST(a_hundred_workers_at_once_all_get_in),
         WORKER_TEST(router_with_another_key_gets_no_proof),
         WORKER_TEST(router_that_mirrors_the_worker_gets_no_proof),
         WORKER_TEST(welcome_without_a_challenge_is_not_believed),
