@@ -387,11 +387,12 @@ bt_rig *bt_rig_create(const bt_rig_options *options)
 {
     bt_rig *rig = calloc(1, sizeof *rig);
     EXPECT(rig != NULL);
-    snprintf(rig->dir, sizeof rig->dir, "/tmp/baton-rig-XXXXXX");
-    EXPECT(mkdtemp(rig->dir) != NULL);
-    snprintf(rig->model_path, sizeof rig->model_path, "%s/model.gguf", rig->dir);
+    char dir[] = "/tmp/baton-rig-XXXXXX";
+    EXPECT(mkdtemp(dir) != NULL);
+    snprintf(rig->dir, sizeof rig->dir, "%s", dir);
+    snprintf(rig->model_path, sizeof rig->model_path, "%s/model.gguf", dir);
     for (int i = 0; i < BT_RIG_WORKERS; i++) {
-        snprintf(rig->socket_paths[i], sizeof rig->socket_paths[i], "%s/kv-%d.sock", rig->dir, i);
+        snprintf(rig->socket_paths[i], sizeof rig->socket_paths[i], "%s/kv-%d.sock", dir, i);
     }
     const bt_tiny_model *shape = options->shape != NULL ? options->shape : &bt_tiny_model_odd;
     EXPECT(bt_tiny_model_write(shape, rig->model_path) == BT_OK);
