@@ -272,6 +272,7 @@ struct relay {
     size_t n_frames[2]; /* passed on */
     relay_fn change[2]; /* what came from the sink, from the source; NULL: nothing */
     bool changed;
+    uint64_t seed; /* of change_anything */
 };
 
 static relay *relay_create(kv_rig *rig)
@@ -420,9 +421,27 @@ static void flip_a_bit(relay *r, uint8_t *frame, size_t n, uint8_t *parts, size_
     }
 }
 
+/* One byte of a frame, or of the parts behind it, in the n-th frame that this way comes; the
+ * frame's checksum fits again in half of the cases. */
+static void change_anything(relay *r, uint8_t *frame, size_t n, uint8_t *parts, size_t n_parts)
+{
+    const int from = frame == r->in[0] ? 0 : 1;
+    if (r->changed || r->n_frames[from] != r->seed % 8) {
+        return;
+    }
+    const size_t at = (size_t)(r->seed >> 8) % (n + n_parts);
+    uint8_t *byte = at < n ? &frame[at] : &parts[at - n];
+    *byte ^= (uint8_t)(1 + (r->seed >> 32) % 255);
+    if ((r->seed >> 48) % 2 == 0) {
+        repair_sum(frame, n);
+    }
+    r->changed = true;
+}
+
 /* Runs one pull through a relay; returns how it ended. */
-static kv_rig_end pull_through(bt_kv_auth source_auth, bt_kv_auth sink_auth, relay_fn from_sink,
-                               relay_fn from_source, bool *is_right)
+static kv_rig_end pull_through_seeded(bt_kv_auth source_auth, bt_kv_auth sink_auth,
+                                      relay_fn from_sink, relay_fn from_source, uint64_t seed,
+                                      bool *is_right)
 {
     kv_rig rig;
     kv_rig_create(&rig, BT_KV_TRANSPORT_TCP);
@@ -431,11 +450,12 @@ static kv_rig_end pull_through(bt_kv_auth source_auth, bt_kv_auth sink_auth, rel
     kv_rig_start_source(&rig);
     kv_rig_start_sink(&rig);
     relay *r = relay_create(&rig);
+    r->seed = seed;
     r->change[0] = from_sink;
     r->change[1] = from_source;
     begin_honest(&rig);
     assert_true(kv_rig_run(&rig, turn_until_end, r));
-    assert_int_equal(r->changed, from_sink || from_source);
+    assert_true(seed != 0 || r->changed == (from_sink || from_source));
     const kv_rig_end end = *kv_rig_end_of(&rig, 1);
     *is_right = memcmp(kv_rig_sink_block(&rig, 0, 0), kv_rig_source_block(&rig, 0, 0),
                        rig.sink_options.terms.layout.block_bytes) == 0;
@@ -446,6 +466,30 @@ static kv_rig_end pull_through(bt_kv_auth source_auth, bt_kv_auth sink_auth, rel
     relay_destroy(r);
     kv_rig_destroy(&rig);
     return end;
+}
+
+static kv_rig_end pull_through(bt_kv_auth source_auth, bt_kv_auth sink_auth, relay_fn from_sink,
+                               relay_fn from_source, bool *is_right)
+{
+    return pull_through_seeded(source_auth, sink_auth, from_sink, from_source, 0, is_right);
+}
+
+/* Under FULL no byte between them can be changed without being noticed. */
+static void no_changed_byte_passes_under_full(void **state)
+{
+    (void)state;
+    uint64_t seed = 4;
+    int n_failed = 0;
+    for (int i = 0; i < 64; i++) {
+        bool is_right;
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        const kv_rig_end end = pull_through_seeded(
+            BT_KV_AUTH_FULL, BT_KV_AUTH_FULL, i % 2 == 0 ? change_anything : NULL,
+            i % 2 == 1 ? change_anything : NULL, seed >> 8, &is_right);
+        assert_true(end.n_failed == 1 || is_right);
+        n_failed += end.n_failed;
+    }
+    assert_true(n_failed > 32); /* the last frames come after the end, or never */
 }
 
 static void the_stricter_wish_holds(void **state)
@@ -684,6 +728,7 @@ int main(void)
         ON_RIG(nothing_is_answered_before_the_proof),
         ON_RIG(a_recorded_pull_gets_nothing_when_it_is_replayed),
         ON_RIG(frames_that_are_played_with_close_the_connection),
+        cmocka_unit_test(no_changed_byte_passes_under_full),
         cmocka_unit_test(the_stricter_wish_holds),
         cmocka_unit_test(nobody_between_them_can_lower_what_they_agree_on),
         cmocka_unit_test(parts_that_are_changed_on_the_way_do_not_count_under_full),
