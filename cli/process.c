@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "common/clock.h"
@@ -132,12 +133,23 @@ static bt_status serve_admin(bt_process *process, bt_error *err)
 
 /* -------------------------------------------------------------------------------- life ---- */
 
+/* Each connection takes a descriptor; the soft limit is 1,024 on most hosts. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit); /* it runs with fewer, too */
+    }
+}
+
 bt_status bt_process_init(bt_process *process, const char *who, const bt_process_options *options,
                           bt_error *err)
 {
     *process = (bt_process){.options = *options};
     atomic_store_explicit(&process->health_text, "starting", memory_order_relaxed);
     bt_log_init((bt_log_level)options->log_level, (bt_log_format)options->log_format, who);
+    raise_descriptor_limit();
     bt_status status = read_secrets(process, err);
     if (status != BT_OK) {
         return status;

@@ -99,8 +99,9 @@ typedef struct bt_rpc_server_options {
     size_t message_bytes_max;        /* received messages; 0: 4 MiB */
     size_t metadata_bytes_max;       /* 0: 16 KiB */
     unsigned concurrent_streams_max; /* for each connection; 0: 1024 */
-    const bt_rpc_tls *tls;           /* NULL: plain text; strings are copied */
-    bt_rpc_guard guard;              /* NULL: everybody may call */
+    uint64_t idle_ms;      /* a connection without a call for so long is closed; 0: none is */
+    const bt_rpc_tls *tls; /* NULL: plain text; strings are copied */
+    bt_rpc_guard guard;    /* NULL: everybody may call */
     void *guard_ctx;
 } bt_rpc_server_options;
 
@@ -129,8 +130,8 @@ int bt_rpc_server_port(const bt_rpc_server *server);
 bool bt_rpc_server_is_idle(const bt_rpc_server *server);
 
 /* Refuses new calls; done(ctx) when the last call is over, or after grace_ms, when the
- * rest are cancelled. What is on its way to an idle server is UNAVAILABLE to its client; beside calls
- * that go on it may be CANCELLED. */
+ * rest are cancelled. What is on its way to an idle server is UNAVAILABLE to its client; beside
+ * calls that go on it may be CANCELLED. */
 void bt_rpc_server_shutdown(bt_rpc_server *server, uint64_t grace_ms, bt_loop_fn done, void *ctx);
 
 /* After shutdown's done. */

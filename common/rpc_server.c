@@ -154,6 +154,8 @@ bt_status bt_rpc_server_create(bt_rpc *rpc, const bt_rpc_server_options *options
         int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, PING_INTERVAL_MIN_MS),
         int_arg(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, HANDSHAKE_MS),
+        int_arg(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                options->idle_ms > 0 ? options->idle_ms : INT32_MAX),
     };
     const grpc_channel_args list = {.num_args = BT_ARRAY_LEN(args), .args = args};
     server->core = grpc_server_create(&list, NULL);

@@ -42,8 +42,29 @@ typedef struct generate_call {
     bt_rpc_call *call;
     bt_router_request *request; /* NULL before submit and after its last delta */
     const bt_tokenizer *tokenizer;
-    bool answered; /* a message came, or the call was finished */
+    bool answered;     /* a message came, or the call was finished */
+    bt_timer *parting; /* a client that does not read has so long to take its status; or NULL */
 } generate_call;
+
+static void on_parting_over(void *ctx)
+{
+    bt_rpc_call_cancel(((generate_call *)ctx)->call);
+}
+
+/* The status of a stream comes behind its messages. A client that takes no message takes no status
+ * either, and would keep the call, and what is under way in it, as long as it likes. */
+static void part_from_slow_client(generate_call *g)
+{
+    const bt_router *router = g->front->router;
+    if (bt_rpc_call_can_send(g->call)) {
+        return;
+    }
+    if (bt_timer_create(router->loop, on_parting_over, g, &g->parting) != BT_OK) {
+        bt_rpc_call_cancel(g->call);
+        return;
+    }
+    bt_timer_start(g->parting, router->options.read_time_ms, 0);
+}
 
 /* Sends what there is, as far as the stream takes it. */
 static void pump(generate_call *g)
@@ -67,6 +88,7 @@ static void pump(generate_call *g)
         }
         if (delta.is_last) {
             if (is_failure) {
+                part_from_slow_client(g);
                 finish_error(g->call, delta.status, delta.error, delta.retry_after_ms);
             } else {
                 bt_rpc_call_finish(g->call, BT_RPC_OK, "", NULL, 0);
@@ -169,6 +191,7 @@ static void on_generate_done(bt_rpc_call *call, bt_rpc_code code, const char *me
     if (g->request != NULL) {
         bt_router_request_abandon(g->request, "the client went away");
     }
+    bt_timer_destroy(g->parting);
     free(g);
 }
 

@@ -21,6 +21,7 @@
 
 enum {
     TICK_MS = 100,
+    CLIENT_IDLE_MS = 15 * 60 * 1000, /* a connection that makes no call is closed */
     ATTACH_GRACE_MS = 1000,
     MESSAGE_SLACK_MS = 1000, /* for statuses of failed requests to leave */
     STOP_POLL_MS = 5,
@@ -301,6 +302,7 @@ static bt_status create_client_side(bt_router *router, bt_error *err)
     const bt_rpc_server_options options = {
         .address = router->options.client_address,
         .message_bytes_max = router->options.request_bytes_max,
+        .idle_ms = CLIENT_IDLE_MS,
         .tls = has_tls ? &tls : NULL,
         .guard = router->options.keys != NULL ? bt_router_guard : NULL,
         .guard_ctx = router,

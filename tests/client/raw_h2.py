@@ -37,6 +37,11 @@ def call(authority, path, message):
             + frame(DATA, END_STREAM, 1, b"\0" + struct.pack("!I", len(message)) + message))
 
 
+class Connection:
+    def __init__(self, sock):
+        self.sock, self.received, self.ended = sock, bytearray(), False
+
+
 class Crowd:
     """Connections that answer what keeps them alive, and read no data of their calls."""
 
@@ -57,7 +62,7 @@ class Crowd:
         sock.setblocking(False)
         with self.lock:
             self.n_open += 1
-            self.selector.register(sock, selectors.EVENT_READ, bytearray())
+            self.selector.register(sock, selectors.EVENT_READ, Connection(sock))
 
     def serve(self):
         while not self.stopping:
@@ -69,10 +74,11 @@ class Crowd:
                 if not received:
                     self.drop(key.fileobj)
                     continue
-                key.data.extend(received)
-                self.take(key.fileobj, key.data)
+                key.data.received.extend(received)
+                self.take(key.data)
 
-    def take(self, sock, received):
+    def take(self, connection):
+        sock, received = connection.sock, connection.received
         while len(received) >= 9:
             length = int.from_bytes(received[:3], "big")
             if len(received) < 9 + length:
@@ -85,7 +91,8 @@ class Crowd:
                 answer = frame(PING, ACK, 0, payload)
             elif kind == SETTINGS and not flags & ACK:
                 answer = frame(SETTINGS, ACK, 0)
-            elif kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM):
+            elif (kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM)) and not connection.ended:
+                connection.ended = True
                 self.n_ended += 1
             if answer:
                 try:
