@@ -77,6 +77,20 @@ static void write_texts(void)
              "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"h\\u00e9llo\"}],"
              "\"temperature\":0.5,\"stop\":[\"a\",\"b\"],\"n\":1,\"stream\":true,\"x\":null}"),
         TEXT("json", "mixed", "[1,-2,3.5e10,\"\\ud83d\\ude00 \\u0000 \\n\",[[]],{\"a\":{}}]"),
+        TEXT("http", "completion",
+             "\0{\"model\":\"tiny\",\"prompt\":\"h\\u00e9llo\",\"max_tokens\":5,\"temperature\":0."
+             "5,\"n\":2,"
+             "\"stop\":[\"a\",\"b\"],\"stream\":true,\"stream_options\":{\"include_usage\":true},"
+             "\"logprobs\":2,\"echo\":true,\"seed\":7,\"logit_bias\":{\"5\":-1.5},\"user\":\"u\"}"),
+        TEXT("http", "completion_ids",
+             "\0{\"prompt\":[[1,2,3],[4,5]],\"top_p\":0.9,\"frequency_penalty\":1,"
+             "\"presence_penalty\":-1,\"stop\":\"x\",\"best_of\":1,\"suffix\":null}"),
+        TEXT("http", "completion_texts", "\0{\"prompt\":[\"a\",\"b\"],\"max_tokens\":0,\"n\":1}"),
+        TEXT("http", "chat",
+             "\1{\"model\":\"tiny\",\"messages\":[{\"role\":\"system\",\"content\":\"s\"},"
+             "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"hi <|im_end|>\"}]}],"
+             "\"max_completion_tokens\":5,\"logprobs\":true,\"top_logprobs\":3,\"stream\":false,"
+             "\"response_format\":{\"type\":\"text\"},\"tools\":[],\"n\":1}"),
         TEXT("config", "file",
              "text: 0.0.0.0:1\nflag: no\ncount: -2\nratio: 1e-3\npool_bytes: 2GiB\npause: 250ms\n"
              "kind: decode\nname: [a, b]\nfuzz:\n  count: 7\nother:\n  x: 1\n"),
