@@ -338,7 +338,8 @@ static const bt_config_spec spec = {
     .examples =
         "  baton router --model SmolLM2-135M-Instruct.Q4_1.gguf\n"
         "  baton router --model a.gguf=small --model b.gguf=large --listen 0.0.0.0:7070 \\\n"
-        "      --attach 10.0.0.1:7071 --admin 10.0.0.1:7072\n",
+        "      --attach 10.0.0.1:7071 --cluster-key-file cluster.key --api-keys api.keys \\\n"
+        "      --tls-cert router.pem --tls-key router.key\n",
     .options = options_table,
     .n_options = BT_ARRAY_LEN(options_table),
 };

@@ -283,8 +283,9 @@ static const bt_config_spec spec = {
         "Runs one worker: loads a model, attaches to the routers and serves until Ctrl-C.\n"
         "Prefill and decode workers of one cluster need the same model, kernels and KV format.",
     .examples = "  baton worker --role prefill --model m.gguf --router 10.0.0.1:7071 \\\n"
-                "      --kv-address 10.0.0.2:7081\n"
-                "  baton worker --role decode --model m.gguf --router 10.0.0.1:7071\n"
+                "      --kv-address 10.0.0.2:7081 --cluster-key-file cluster.key\n"
+                "  baton worker --role decode --model m.gguf --router 10.0.0.1:7071 \\\n"
+                "      --cluster-key-file cluster.key\n"
                 "  baton worker --role both --model m.gguf\n",
     .options = options_table,
     .n_options = BT_ARRAY_LEN(options_table),
