@@ -365,20 +365,35 @@ typedef struct moments {
     double transferred;
 } moments;
 
+/* The newest attempt that computed the prompt: one that only moved the stream did not. */
+static const bt_router_attempt *find_prefill_attempt(const bt_router_attempts *attempts)
+{
+    for (uint32_t i = bt_router_attempts_kept(attempts); i > 0; i--) {
+        const bt_router_attempt *attempt = bt_router_attempts_at(attempts, i - 1);
+        if (!attempt->moved) {
+            return attempt;
+        }
+    }
+    return NULL;
+}
+
 static moments moments_of(const bt_router_request *request)
 {
     const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
     const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
     const bt_router_leg *prefill = p->used ? p : d;
-    const bt_router_attempt *newest =
-        bt_router_attempts_newest((bt_router_attempts *)(uintptr_t)&request->attempts);
+    const bt_router_attempt *attempt = find_prefill_attempt(&request->attempts);
     moments m = {.tokenized = ms_between(request->received_ns, request->tokenized_ns),
-                 .placed = newest == NULL ? 0 : ms_of(newest->placed_ns)};
-    if (newest != NULL && prefill->has_report && prefill->report.prefill_ns > 0) {
+                 .placed = attempt == NULL ? 0 : ms_of(attempt->placed_ns)};
+    if (attempt == NULL || (!p->used && d->attempt != attempt->number)) {
+        return m;
+    }
+    if (prefill->has_report && prefill->report.prefill_ns > 0) {
         m.prefill_start = m.placed + ms_of(prefill->report.queue_ns);
         m.prefill_end = m.prefill_start + ms_of(prefill->report.prefill_ns);
     }
-    if (m.prefill_end > 0 && p->used && d->has_report && d->report.transfer_ns > 0) {
+    const bool was_pulled = p->used && d->has_report && d->attempt == attempt->number;
+    if (m.prefill_end > 0 && was_pulled && d->report.transfer_ns > 0) {
         m.transferred = m.prefill_end + ms_of(d->report.transfer_ns);
     }
     return m;
