@@ -350,8 +350,11 @@ static bt_status start_thread(bt_http_server *server)
 
 static void start_daemon(bt_http_server *server, int fd)
 {
+    /* GnuTLS still speaks the two that RFC 8996 forbids. */
+    static const char priorities[] = "NORMAL:-VERS-TLS1.0:-VERS-TLS1.1";
     const bt_http_options *o = &server->options;
     struct MHD_OptionItem tls[] = {
+        {MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t)priorities},
         {MHD_OPTION_HTTPS_MEM_CERT, 0, server->tls_cert},
         {MHD_OPTION_HTTPS_MEM_KEY, 0, server->tls_key},
         {server->tls_client_ca != NULL ? MHD_OPTION_HTTPS_MEM_TRUST : MHD_OPTION_END, 0,

@@ -3,6 +3,7 @@
 nothing of each other's cache; an address that others reach is not open by mistake."""
 import json
 import os
+import socket
 import ssl
 import statistics
 import subprocess
@@ -354,6 +355,24 @@ class TlsTest(unittest.TestCase):
         self.assertEqual(http_get(url, context=context)[0], 200)
         with self.assertRaises((urllib.error.URLError, OSError)):
             http_get("http://" + self.members.http + "/v1/models")
+
+    def test_old_tls_is_not_spoken(self):
+        for address in (self.members.address, self.members.http):
+            context = ssl.create_default_context(cafile=self.file("ca.pem"))
+            context.load_cert_chain(self.file("ca-client.pem"), self.file("ca-client.key"))
+            context.set_alpn_protocols(["h2", "http/1.1"])
+            context.set_ciphers("ALL:@SECLEVEL=0")
+            host, port = address.split(":")
+            for version, is_spoken in ((ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True)):
+                context.minimum_version = ssl.TLSVersion.TLSv1
+                context.maximum_version = version
+                try:
+                    with socket.create_connection((host, int(port)), 5) as plain, \
+                            context.wrap_socket(plain, server_hostname="localhost"):
+                        spoke = True
+                except OSError:
+                    spoke = False
+                self.assertEqual(spoke, is_spoken, (address, version))
 
     def test_health_too_is_behind_tls(self):
         with grpc.insecure_channel(self.members.address) as channel, self.assertRaises(grpc.RpcError):
