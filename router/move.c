@@ -181,6 +181,7 @@ static void pull(bt_router_request *request, bt_router_worker *from)
     if (n_output > request->n_before) {
         request->n_fruitless = 0;
     }
+    request->summary.mixed_numerics |= to->numerics != from->numerics;
     request->move = BT_ROUTER_MOVE_PULLING;
     request->attempt = request->next_attempt;
     request->n_moves++;
