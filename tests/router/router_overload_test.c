@@ -13,7 +13,6 @@
 #include <cmocka.h>
 
 #include "tests/router/router_rig.h"
-#include "tests/support/fake_clock.h"
 
 #define REPLY "Hello, world"
 
@@ -344,35 +343,6 @@ static void a_router_whose_only_worker_is_stuck_is_not_ready(void **state)
 
 /* -------------------------------------------------------------------------- fake clock ---- */
 
-typedef struct timed {
-    bt_fake_clock clock;
-} timed;
-
-static timed fake;
-
-/* Workers are never silent by this clock. */
-static int setup_timed(void **state)
-{
-    bt_fake_clock_install(&fake.clock, 1000 * second_ns);
-    const int failed = rig_setup(state);
-    rig *r = *state;
-    r->options.worker_timeout_ms = DAY_MS;
-    return failed;
-}
-
-static int teardown_timed(void **state)
-{
-    const int failed = rig_teardown(state);
-    bt_fake_clock_uninstall();
-    return failed;
-}
-
-static void pass(rig *r, int64_t ns)
-{
-    bt_fake_clock_advance(&fake.clock, ns);
-    bt_router_tick(r->router);
-}
-
 static void a_deadline_strikes_in_every_state(void **state)
 {
     rig *r = *state;
@@ -381,9 +351,9 @@ static void a_deadline_strikes_in_every_state(void **state)
     rig_start(r);
     rig_client *queued = rig_generate_text(r, "a");
     rig_wait_metric(r, "baton_router_requests_queued 1");
-    pass(r, 59 * second_ns);
+    rig_pass(r, 59 * second_ns);
     assert_false(queued->done);
-    pass(r, 1 * second_ns);
+    rig_pass(r, 1 * second_ns);
     rig_expect_error(queued, BT_RPC_DEADLINE_EXCEEDED, "after 60000 ms and 0 generated tokens");
 
     rig_worker *w = rig_add_worker(r, "both", BT_LINK_ROLE_BOTH);
@@ -391,7 +361,7 @@ static void a_deadline_strikes_in_every_state(void **state)
     w->hold = true;
     rig_client *prefilling = rig_generate_text(r, "b");
     rig_wait_runs(w, 1);
-    pass(r, 60 * second_ns);
+    rig_pass(r, 60 * second_ns);
     rig_expect_error(prefilling, BT_RPC_DEADLINE_EXCEEDED, "0 generated tokens");
     rig_wait_cancels(w, 1);
 
@@ -399,7 +369,7 @@ static void a_deadline_strikes_in_every_state(void **state)
     w->emit_max = 4;
     rig_client *decoding = rig_generate_text(r, "c");
     rig_wait_tokens(decoding, 4);
-    pass(r, 60 * second_ns);
+    rig_pass(r, 60 * second_ns);
     rig_expect_error(decoding, BT_RPC_DEADLINE_EXCEEDED, "4 generated tokens");
     rig_wait_cancels(w, 2);
     w->emit_max = 0;
@@ -413,9 +383,9 @@ static void a_target_is_the_longest_wait_in_the_queue(void **state)
     rig_start(r);
     rig_client *c = rig_generate_text(r, "a");
     rig_wait_metric(r, "baton_router_requests_queued 1");
-    pass(r, 6 * second_ns);
+    rig_pass(r, 6 * second_ns);
     assert_false(c->done);
-    pass(r, 1 * second_ns);
+    rig_pass(r, 1 * second_ns);
     rig_expect_error(c, BT_RPC_UNAVAILABLE, "(waited 7000 ms)");
 }
 
@@ -432,7 +402,7 @@ static void forecasts_learn_from_waits_that_turned_out_longer(void **state)
     w->hold = true;
     rig_client *c = rig_generate_text(r, "a");
     rig_wait_runs(w, 1);
-    bt_fake_clock_advance(&fake.clock, 4 * second_ns);
+    bt_fake_clock_advance(r->clock, 4 * second_ns);
     rig_resume(w, 0);
     rig_expect_ok(c, REPLY);
     report(w, one_second);
@@ -453,7 +423,7 @@ static void waiting_makes_up_for_priority(void **state)
     rig_wait_runs(w, 1);
     rig_client *old = rig_generate_text(r, "old");
     rig_wait_metric(r, "baton_router_requests_queued 1");
-    bt_fake_clock_advance(&fake.clock, 6 * second_ns);
+    bt_fake_clock_advance(r->clock, 6 * second_ns);
     Baton__V1__GenerateRequest request = request_of("urgent");
     request.priority = 5;
     rig_client *urgent = rig_generate(r, &request);
@@ -474,7 +444,7 @@ static void waiting_makes_up_for_priority(void **state)
 
 static const struct CMUnitTest tests[] = {
 #define RIG_TEST(name) cmocka_unit_test_setup_teardown(name, rig_setup, rig_teardown)
-#define TIMED_TEST(name) cmocka_unit_test_setup_teardown(name, setup_timed, teardown_timed)
+#define TIMED_TEST(name) cmocka_unit_test_setup_teardown(name, rig_setup_timed, rig_teardown_timed)
     RIG_TEST(a_wait_beyond_the_queue_time_is_refused_at_once_with_the_time_to_come_back),
     RIG_TEST(without_measured_times_nobody_is_refused),
     RIG_TEST(a_target_refuses_only_those_who_ask_for_that),

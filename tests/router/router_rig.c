@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -25,6 +26,14 @@ typedef struct rig_waiting {
     bool held;
 } waiting;
 
+/* Real time, also beside a fake clock: a test that hangs ends. */
+static int64_t real_now_ns(void)
+{
+    struct timespec ts;
+    (void)clock_gettime(CLOCK_MONOTONIC, &ts);
+    return ts.tv_sec * second_ns + ts.tv_nsec;
+}
+
 static void on_poll(void *ctx)
 {
     const rig *r = ctx;
@@ -32,14 +41,14 @@ static void on_poll(void *ctx)
     if (w->cond(w->ctx)) {
         w->held = true;
     }
-    if (w->held || bt_clock_now_ns() > w->deadline_ns) {
+    if (w->held || real_now_ns() > w->deadline_ns) {
         bt_loop_stop(r->loop);
     }
 }
 
 static bool run_until(rig *r, bool (*cond)(void *ctx), void *ctx, int64_t limit_ns)
 {
-    waiting w = {.cond = cond, .ctx = ctx, .deadline_ns = bt_clock_now_ns() + limit_ns};
+    waiting w = {.cond = cond, .ctx = ctx, .deadline_ns = real_now_ns() + limit_ns};
     r->waiting = &w;
     bt_timer_start(r->poll, 0, 1);
     bt_loop_run(r->loop);
@@ -778,4 +787,33 @@ int rig_teardown(void **state)
     unlink(r->model_path);
     free(r);
     return 0;
+}
+
+/* -------------------------------------------------------------------------- fake clock ---- */
+
+int rig_setup_timed(void **state)
+{
+    bt_fake_clock *clock = calloc(1, sizeof *clock);
+    assert_non_null(clock);
+    bt_fake_clock_install(clock, 1000 * second_ns);
+    const int failed = rig_setup(state);
+    rig *r = *state;
+    r->clock = clock;
+    r->options.worker_timeout_ms = 86400000;
+    return failed;
+}
+
+int rig_teardown_timed(void **state)
+{
+    bt_fake_clock *clock = ((rig *)*state)->clock;
+    const int failed = rig_teardown(state);
+    bt_fake_clock_uninstall();
+    free(clock);
+    return failed;
+}
+
+void rig_pass(rig *r, int64_t ns)
+{
+    bt_fake_clock_advance(r->clock, ns);
+    bt_router_tick(r->router);
 }

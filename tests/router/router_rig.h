@@ -16,6 +16,7 @@
 #include "proto/generation.pb-c.h"
 #include "proto/link.h"
 #include "router/router.h"
+#include "tests/support/fake_clock.h"
 
 enum {
     RIG_WORKERS_MAX = 16,
@@ -64,7 +65,7 @@ typedef struct rig_worker {
     uint32_t emit_max; /* holds still after so many tokens; 0: no limit */
     bt_status fail;    /* finishes with this status and text at once */
     const char *fail_text;
-    bool fail_drains; /* it fails because it drains */
+    bool fail_drains;       /* it fails because it drains */
     bool repeat;            /* every event twice */
     bool slow_first;        /* P: keeps token 0 until the test says so */
     bool mute;              /* never says that it finished */
@@ -127,12 +128,19 @@ struct rig {
     rig_client clients[RIG_CLIENTS_MAX];
     uint32_t n_clients;
     bool stopped;
+    bt_fake_clock *clock; /* of a timed rig */
 };
 
 /* cmocka set-up and tear-down: state is the rig, its options at their defaults (small limits of
  * time), the router not started. */
 int rig_setup(void **state);
 int rig_teardown(void **state);
+
+/* The same by a fake clock, by which no worker is ever silent: rig_pass() lets time go by, and does
+ * what is due. */
+int rig_setup_timed(void **state);
+int rig_teardown_timed(void **state);
+void rig_pass(rig *r, int64_t ns);
 
 /* Starts the router with rig->options. */
 void rig_start(rig *r);

@@ -16,6 +16,8 @@
 
 #define REPLY "Hello, world"
 
+static const int64_t second_ns = 1000000000;
+
 static Baton__V1__GenerateRequest text_request(const char *prompt, Baton__V1__Sampling *sampling)
 {
     Baton__V1__GenerateRequest request = BATON__V1__GENERATE_REQUEST__INIT;
@@ -370,7 +372,6 @@ static void a_complete_reply_that_nobody_reads_holds_no_slot_for_ever(void **sta
     rig *r = *state;
     r->options.slow_client_bytes = 64 << 20;
     r->options.client_bytes_max = 0;
-    r->options.read_time_ms = 2000; /* the reply is complete sooner */
     (void)start_split(state);
     char *reply;
     rig_client *c = start_long_reply(r, 40000, &reply);
@@ -379,6 +380,7 @@ static void a_complete_reply_that_nobody_reads_holds_no_slot_for_ever(void **sta
         rig_resume(d, n);
         rig_idle(r);
     }
+    rig_pass(r, 30 * second_ns);
     rig_wait_metric(r, "baton_router_requests_running 0");
     read_on(c);
     rig_expect_error(c, BT_RPC_ABORTED, "did not read the rest of its reply");
@@ -389,18 +391,21 @@ static void a_client_that_takes_nothing_for_too_long_is_cut_off_in_mid_stream(vo
 {
     rig *r = *state;
     r->options.slow_client_bytes = 64 << 20;
-    r->options.read_time_ms = 300;
     (void)start_split(state);
     char *reply;
     rig_client *c = start_long_reply(r, 100000, &reply);
     rig_worker *d = &r->workers[1];
-    for (uint32_t n = 1000; n <= 20000 && d->n_cancels == 0; n += 1000) {
+    for (uint32_t n = 2000; n <= 36000; n += 2000) {
         rig_resume(d, n);
         rig_idle(r);
     }
+    rig_pass(r, 29 * second_ns);
+    rig_idle(r);
+    assert_int_equal(d->n_cancels, 0);
+    rig_pass(r, 1 * second_ns);
     rig_wait_cancels(d, 1);
     read_on(c);
-    rig_expect_error(c, BT_RPC_ABORTED, "it has taken nothing of its reply for");
+    rig_expect_error(c, BT_RPC_ABORTED, "it has taken nothing of its reply for 30000 ms");
     free(reply);
 }
 
@@ -496,6 +501,7 @@ static void requests_follow_their_cached_prefix(void **state)
 
 static const struct CMUnitTest tests[] = {
 #define RIG_TEST(name) cmocka_unit_test_setup_teardown(name, rig_setup, rig_teardown)
+#define TIMED_TEST(name) cmocka_unit_test_setup_teardown(name, rig_setup_timed, rig_teardown_timed)
     RIG_TEST(a_split_request_gets_its_whole_reply),
     RIG_TEST(a_combined_worker_takes_whole_requests),
     RIG_TEST(a_decode_worker_prefills_when_it_may_and_nobody_else_does),
@@ -513,8 +519,8 @@ static const struct CMUnitTest tests[] = {
     RIG_TEST(a_cancelled_request_stops_on_all_workers),
     RIG_TEST(a_deadline_stops_on_all_workers),
     RIG_TEST(a_client_that_does_not_read_is_cut_off),
-    RIG_TEST(a_complete_reply_that_nobody_reads_holds_no_slot_for_ever),
-    RIG_TEST(a_client_that_takes_nothing_for_too_long_is_cut_off_in_mid_stream),
+    TIMED_TEST(a_complete_reply_that_nobody_reads_holds_no_slot_for_ever),
+    TIMED_TEST(a_client_that_takes_nothing_for_too_long_is_cut_off_in_mid_stream),
     RIG_TEST(a_client_has_so_many_bytes_over_all_its_streams),
     RIG_TEST(chat_and_token_ids_are_prompts_too),
     RIG_TEST(a_cache_salt_changes_the_chain),
