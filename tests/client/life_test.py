@@ -157,7 +157,7 @@ class UpTest(unittest.TestCase):
             taken.listen()
             address = "127.0.0.1:%d" % taken.getsockname()[1]
             model = tiny_model("odd", folder)
-            for option in ("--listen", "--attach", "--admin"):
+            for option in ("--listen", "--attach", "--admin", "--http"):
                 others = () if option == "--listen" else ("--listen", "127.0.0.1:0")
                 with self.subTest(option):
                     done = run_baton("up", "--model", model, option, address, *others)
