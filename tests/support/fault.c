@@ -53,9 +53,10 @@ static _Thread_local bool has_failed;
 static _Thread_local bool trapped;
 static _Thread_local bool own_only;
 
-/* The linker's: where the program's own code lies. */
-extern const char __executable_start[];
-extern const char etext[];
+/* The linker's: where the program's own code lies. Hidden, for a loader doesn't find them: in a
+ * shared object they are its own, and nobody's code is the program's. */
+__attribute__((visibility("hidden"))) extern const char __executable_start[];
+__attribute__((visibility("hidden"))) extern const char etext[];
 
 /* Counts one allocation, made from `caller`; true if it must fail. */
 static bool must_fail(const void *caller)
