@@ -92,11 +92,12 @@ static void print_table(const Baton__V1__GetClusterStatusReply *reply)
     const Baton__V1__Router *r = reply->router;
     if (r) {
         printf("router %s, up %.0f s: %s. Requests: %u running, %u queued; %llu in all, %llu "
-               "failed, %llu refused, %llu cancelled, %llu retries.\n",
+               "failed, %llu refused, %llu cancelled; %llu retries, %llu recoveries, %llu moves.\n",
                r->name, r->uptime_s, r->ready ? "ready" : "not ready", r->requests_running,
                r->requests_queued, (unsigned long long)r->requests_total,
                (unsigned long long)r->requests_failed, (unsigned long long)r->requests_refused,
-               (unsigned long long)r->requests_cancelled, (unsigned long long)r->retries);
+               (unsigned long long)r->requests_cancelled, (unsigned long long)r->retries,
+               (unsigned long long)r->recoveries, (unsigned long long)r->moves);
     }
     printf("%s%-12s %-8s %-9s %-12s %11s %24s %10s %10s %5s %7s %5s %7s%s\n", bold, "WORKER",
            "ROLE", "STATE", "KERNELS", "RUN/WAIT", "BLOCKS LIVE/CACHED/ALL", "PREFILLED", "DECODED",
@@ -146,6 +147,8 @@ static void write_router(bt_json_writer *w, const Baton__V1__Router *r)
     write_count(w, "requests_refused", r->requests_refused);
     write_count(w, "requests_cancelled", r->requests_cancelled);
     write_count(w, "retries", r->retries);
+    write_count(w, "recoveries", r->recoveries);
+    write_count(w, "moves", r->moves);
     write_count(w, "prompt_tokens_total", r->prompt_tokens_total);
     write_count(w, "generated_tokens_total", r->generated_tokens_total);
     bt_json_object_end(w);

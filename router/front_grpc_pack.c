@@ -355,6 +355,8 @@ static void fill_router(const bt_router *router, Baton__V1__Router *to)
     to->requests_refused = counts->n_refused;
     to->requests_cancelled = counts->n_cancelled;
     to->retries = counts->n_retries;
+    to->recoveries = counts->n_recoveries;
+    to->moves = counts->n_moves;
     to->prompt_tokens_total = counts->prompt_tokens;
     to->generated_tokens_total = counts->generated_tokens;
 }

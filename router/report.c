@@ -445,12 +445,14 @@ void bt_router_report_retry(bt_router *router, bool is_recovery)
     router->counts.n_retries++;
     bt_counter_add(router->meters->retries, 1);
     if (is_recovery) {
+        router->counts.n_recoveries++;
         bt_counter_add(router->meters->recoveries, 1);
     }
 }
 
 void bt_router_report_move(bt_router *router, bool done)
 {
+    router->counts.n_moves += done;
     bt_counter_add(done ? router->meters->moves : router->meters->moves_failed, 1);
 }
 

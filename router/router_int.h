@@ -162,6 +162,8 @@ typedef struct bt_router_counts {
     uint64_t n_refused;
     uint64_t n_cancelled;
     uint64_t n_retries;
+    uint64_t n_recoveries; /* of them, streams that had begun */
+    uint64_t n_moves;      /* streams handed on without a loss */
     uint64_t prompt_tokens;
     uint64_t generated_tokens;
     uint64_t late_events; /* of runs that are over */

@@ -275,6 +275,8 @@ class ExplainTest(unittest.TestCase):
         self.assertRegex(text, rf"attempt 1 is over: decode worker '{first}'")
         self.assertRegex(text, rf"attempt 2: prefill on p, decode on {other}\n")
         self.assertIn("1 recoveries", text)
+        self.assertEqual(members.status().router.recoveries, 1)
+        self.assertEqual(Reader(members, "router")("recoveries_total"), 1)
         self.assertIn((f"{other} decode", "ends, length: 900 tokens"), [m[1:] for m in self.moments(text)])
         members.close_clean(self)
 
