@@ -85,8 +85,18 @@ static void set_end(bt_source_transfer *t, bt_kv_outcome outcome, bt_status stat
     (void)snprintf(t->text, sizeof t->text, "%s", text);
 }
 
+static void remember(bt_kv_source *source, bt_kv_transfer name, bt_status status, const char *text)
+{
+    bt_source_recent *recent = &source->recent[source->n_recent++ % BT_SOURCE_RECENT];
+    recent->name = name;
+    recent->status = status;
+    (void)snprintf(recent->text, sizeof recent->text, "%s", text);
+}
+
+/* From here on a pull of it is answered, and not left waiting for its offer. */
 static void end_transfer(bt_kv_source *source, bt_source_transfer *t)
 {
+    remember(source, t->name, t->status, t->text);
     if (t->peer) {
         BT_ASSERT(t->peer->n_transfers > 0);
         t->peer->n_transfers--;
@@ -154,14 +164,6 @@ static void count_outcome(bt_kv_source_counters *counters, bt_kv_outcome outcome
     counters->failed += outcome == BT_KV_OUTCOME_FAILED;
 }
 
-static void remember(bt_kv_source *source, bt_kv_transfer name, bt_status status, const char *text)
-{
-    bt_source_recent *recent = &source->recent[source->n_recent++ % BT_SOURCE_RECENT];
-    recent->name = name;
-    recent->status = status;
-    (void)snprintf(recent->text, sizeof recent->text, "%s", text);
-}
-
 /* Callbacks of ended transfers. They may change `open`: start over after each. */
 static void deliver(bt_kv_source *source)
 {
@@ -171,7 +173,6 @@ static void deliver(bt_kv_source *source)
             i++;
             continue;
         }
-        remember(source, t->name, t->status, t->text);
         char text[BT_KV_TEXT_BYTES];
         memcpy(text, t->text, sizeof text);
         const bt_kv_outcome outcome = t->outcome;

@@ -179,8 +179,7 @@ static void a_flipped_byte_anywhere_harms_nothing(void **state)
     const bt_kv_transport transport = *(const bt_kv_transport *)*state;
     for (int at_sink = 0; at_sink < 2; at_sink++) {
         const uint64_t all = run_with_fault(transport, at_sink, (bt_kv_fault){0});
-        /* Each byte of the handshake. */
-        for (uint64_t n = 1; n <= all; n += n < 1000 ? 5 : 71) {
+        for (uint64_t n = 1; n <= all; n += n < 1000 ? 37 : 71) {
             (void)run_with_fault(transport, at_sink, (bt_kv_fault){.flip_at = n});
         }
     }
@@ -332,6 +331,33 @@ static void an_offer_that_nobody_links_expires(void **state)
     assert_true(kv_rig_run_done(rig, 1));
     assert_int_equal(kv_rig_end_of(rig, 1)->status, BT_EPEER); /* the request's time isn't over */
     assert_non_null(strstr(kv_rig_end_of(rig, 1)->text, "before the lease was over"));
+}
+
+/* The source has to see both within one turn of its loop: it is held until both are there. */
+static void a_pull_that_crosses_a_cancel_is_answered(void **state)
+{
+    kv_rig rig;
+    begin_case(&rig, *(const bt_kv_transport *)*state);
+    bt_kv_fault fault = {0};
+    rig.source_options.fault = &fault;
+    kv_rig_start_source(&rig);
+    kv_rig_start_sink(&rig);
+    kv_rig_offer(&rig, 2, 20, 1);
+    kv_rig_open(&rig, 2); /* links the two */
+    kv_rig_run_for(&rig, 20);
+    kv_rig_offer(&rig, 1, 2, BLOCKS);
+    bt_kv_fault_hold(&fault, true);
+    kv_rig_open(&rig, 1);
+    kv_rig_run_for(&rig, 20);
+    assert_int_equal(bt_kv_source_cancel(rig.source, kv_rig_name(1), BT_EPEER, "gone"), BT_OK);
+    bt_kv_fault_hold(&fault, false);
+    assert_true(kv_rig_run_done(&rig, 1));
+    assert_int_equal(kv_rig_end_of(&rig, 1)->status, BT_EPEER);
+    assert_int_equal(bt_kv_source_counters_get(rig.source)->pulls_parked, 0);
+    assert_int_equal(bt_kv_source_cancel(rig.source, kv_rig_name(2), BT_EPEER, "over"), BT_OK);
+    assert_true(kv_rig_run_done(&rig, 2));
+    assert_true(kv_rig_run_released(&rig, 2));
+    kv_rig_destroy(&rig);
 }
 
 static void a_queued_pull_keeps_the_lease_alive(void **state)
@@ -577,6 +603,7 @@ int main(void)
         CASES_ON_ALL(a_flipped_byte_anywhere_harms_nothing),
         CASES_ON_ALL(a_slow_answer_to_a_revoke_holds_that_transfer_alone),
         CASES_ON_ALL(a_sink_that_stops_for_good_holds_blocks_for_a_lease),
+        CASES_ON_ALL(a_pull_that_crosses_a_cancel_is_answered),
         ON_ALL(a_part_that_stays_wrong_fails_the_transfer),
         ON_ALL(a_part_that_was_wrong_once_is_asked_for_again),
         ON_ALL(an_offer_that_nobody_links_expires),
