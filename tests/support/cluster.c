@@ -67,13 +67,14 @@ struct bt_cluster {
     router_member *router; /* NULL: dead */
     bt_proxy *client_proxy;
     bt_rpc_channel *channel;
-    member *members[BT_CLUSTER_WORKERS_MAX]; /* NULL: dead */
+    member *members[BT_CLUSTER_WORKERS_MAX];  /* NULL: dead */
+    member *draining[BT_CLUSTER_WORKERS_MAX]; /* among the remains */
     member *remains;
     router_member *router_remains;
     bt_model *models[MODELS_MAX]; /* free ones */
     uint32_t n_models;
     uint64_t n_sockets; /* unix socket names handed out */
-    uint64_t kv_events;
+    uint64_t kv_announced, kv_moved;
     uint32_t n_calls;
     bool (*cond)(void *ctx);
     void *cond_ctx;
@@ -156,9 +157,9 @@ static void give_model(bt_cluster *cluster, bt_model *model)
 
 static void on_kv_trace(const bt_kv_trace *event, void *ctx)
 {
-    (void)event;
     bt_cluster *cluster = ctx;
-    cluster->kv_events++;
+    cluster->kv_announced += event->kind == BT_KV_TRACE_ANNOUNCED;
+    cluster->kv_moved += event->kind == BT_KV_TRACE_MOVED;
     tell_seen(cluster);
 }
 
@@ -199,6 +200,7 @@ static bt_worker_options worker_options(bt_cluster *cluster, uint32_t i, member 
 void bt_cluster_restart(bt_cluster *cluster, uint32_t worker)
 {
     EXPECT(cluster->members[worker] == NULL);
+    cluster->draining[worker] = NULL;
     member *m = calloc(1, sizeof *m);
     EXPECT(m != NULL);
     m->cluster = cluster;
@@ -254,23 +256,46 @@ static void stop_member(bt_cluster *cluster, uint32_t worker, uint64_t grace_ms)
     }
 }
 
-void bt_cluster_kill(bt_cluster *cluster, uint32_t worker)
+/* The one that is there, be it on its way out. */
+static member *present(bt_cluster *cluster, uint32_t worker)
 {
     member *m = cluster->members[worker];
+    m = m != NULL ? m : cluster->draining[worker];
     EXPECT(m != NULL);
+    return m;
+}
+
+void bt_cluster_kill(bt_cluster *cluster, uint32_t worker)
+{
+    member *m = present(cluster, worker);
     bt_proxy_set_target(m->proxy, 0);
     bt_proxy_cut(m->proxy);
     bt_kv_fault_kill(&m->fault);
+    if (cluster->draining[worker] != NULL) {
+        cluster->draining[worker] = NULL; /* it is stopping already */
+        return;
+    }
     stop_member(cluster, worker, 0);
 }
 
 void bt_cluster_drain(bt_cluster *cluster, uint32_t worker, uint64_t grace_ms)
 {
+    cluster->draining[worker] = cluster->members[worker];
     stop_member(cluster, worker, grace_ms);
+}
+
+bool bt_cluster_is_draining(const bt_cluster *cluster, uint32_t worker)
+{
+    return cluster->draining[worker] != NULL;
 }
 
 static void bury(member *m)
 {
+    for (uint32_t i = 0; i < BT_CLUSTER_WORKERS_MAX; i++) {
+        if (m->cluster->draining[i] == m) {
+            m->cluster->draining[i] = NULL;
+        }
+    }
     bt_worker_health health;
     get_health(m, &health);
     EXPECT(health.runs_open == 0);
@@ -308,30 +333,34 @@ static void reap(bt_cluster *cluster)
 
 void bt_cluster_stop(bt_cluster *cluster, uint32_t worker, bool stop)
 {
-    member *m = cluster->members[worker];
-    EXPECT(m != NULL);
+    member *m = present(cluster, worker);
     bt_proxy_hold(m->proxy, stop);
     bt_kv_fault_hold(&m->fault, stop);
 }
 
 void bt_cluster_cut_attach(bt_cluster *cluster, uint32_t worker)
 {
-    bt_proxy_cut(cluster->members[worker]->proxy);
+    bt_proxy_cut(present(cluster, worker)->proxy);
 }
 
 void bt_cluster_hold_attach(bt_cluster *cluster, uint32_t worker, bool hold)
 {
-    bt_proxy_hold(cluster->members[worker]->proxy, hold);
+    bt_proxy_hold(present(cluster, worker)->proxy, hold);
 }
 
 bt_kv_fault *bt_cluster_kv_fault(bt_cluster *cluster, uint32_t worker)
 {
-    return &cluster->members[worker]->fault;
+    return &present(cluster, worker)->fault;
 }
 
-uint64_t bt_cluster_kv_events(const bt_cluster *cluster)
+uint64_t bt_cluster_kv_announced(const bt_cluster *cluster)
 {
-    return cluster->kv_events;
+    return cluster->kv_announced;
+}
+
+uint64_t bt_cluster_kv_moved(const bt_cluster *cluster)
+{
+    return cluster->kv_moved;
 }
 
 uint32_t bt_cluster_n_workers(const bt_cluster *cluster)
@@ -431,9 +460,9 @@ void bt_cluster_kill_router(bt_cluster *cluster)
     bt_proxy_set_target(cluster->client_proxy, 0);
     bt_proxy_cut(cluster->client_proxy);
     for (uint32_t i = 0; i < cluster->options.n_workers; i++) {
-        if (cluster->members[i] != NULL) {
-            bt_proxy_set_target(cluster->members[i]->proxy, 0);
-            bt_proxy_cut(cluster->members[i]->proxy);
+        if (cluster->members[i] != NULL || cluster->draining[i] != NULL) {
+            bt_proxy_set_target(present(cluster, i)->proxy, 0);
+            bt_proxy_cut(present(cluster, i)->proxy);
         }
     }
     cluster->router = NULL;
@@ -446,7 +475,7 @@ void bt_cluster_hold_router(bt_cluster *cluster, bool hold)
 {
     bt_cluster_hold_clients(cluster, hold);
     for (uint32_t i = 0; i < cluster->options.n_workers; i++) {
-        if (cluster->members[i] != NULL) {
+        if (cluster->members[i] != NULL || cluster->draining[i] != NULL) {
             bt_cluster_hold_attach(cluster, i, hold);
         }
     }

@@ -70,7 +70,7 @@ typedef struct bt_cluster_request {
 
     /* answered */
     bt_cluster *cluster;
-    bool starved; /* hold: it has not asked for the next message */
+    bool starved;      /* hold: it has not asked for the next message */
     bt_rpc_call *call; /* NULL: over, or not begun */
     uint32_t tokens[BT_CLUSTER_TOKENS_MAX];
     uint32_t n_tokens;
@@ -133,8 +133,10 @@ void bt_cluster_kill(bt_cluster *cluster, uint32_t worker);
 void bt_cluster_restart(bt_cluster *cluster, uint32_t worker); /* after a kill or a drain */
 void bt_cluster_stop(bt_cluster *cluster, uint32_t worker, bool stop);
 
-/* Drains it as SIGTERM does, with this grace; it is not alive any more. */
+/* Drains it as SIGTERM does, with this grace; it is not alive any more, but can be broken as the
+ * living until it has gone or its place is taken. */
 void bt_cluster_drain(bt_cluster *cluster, uint32_t worker, uint64_t grace_ms);
+bool bt_cluster_is_draining(const bt_cluster *cluster, uint32_t worker);
 
 /* Between worker and router. */
 void bt_cluster_cut_attach(bt_cluster *cluster, uint32_t worker);
@@ -142,7 +144,10 @@ void bt_cluster_hold_attach(bt_cluster *cluster, uint32_t worker, bool hold);
 
 /* Of the worker's KV connections. */
 bt_kv_fault *bt_cluster_kv_fault(bt_cluster *cluster, uint32_t worker);
-uint64_t bt_cluster_kv_events(const bt_cluster *cluster); /* of parts, in all workers */
+
+/* Events of parts in all workers since the start: announced by sources, arrived at sinks. */
+uint64_t bt_cluster_kv_announced(const bt_cluster *cluster);
+uint64_t bt_cluster_kv_moved(const bt_cluster *cluster);
 
 /* ---- router and clients ---- */
 bool bt_cluster_has_router(const bt_cluster *cluster);
