@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "common/socket.h"
+#include "tests/support/fault.h"
 
 enum {
     REPLY_BYTES = 1 << 16,
@@ -368,6 +369,42 @@ static void cut_stream_is_a_broken_answer(void **state)
     }
 }
 
+/* The owner's allocations fail one after the other: the client sees a broken answer, never a
+ * wrong one, and the owner is told. */
+static void memory_that_is_out_breaks_one_answer_alone(void **state)
+{
+    fixture *f = *state;
+    static const char whole[] = "\r\n\r\n4\r\npart\r\n0\r\n\r\n";
+    for (int in_pieces = 0; in_pieces < 2 && bt_fault_available(); in_pieces++) {
+        bool failed = true;
+        size_t n = 0;
+        while (failed) {
+            const int fd = dial(f);
+            f->n_reply = 0;
+            say(fd, "POST /later HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                    "Content-Length: 2\r\n\r\nhi");
+            bt_http_stream *stream = expect_news(f, BT_HTTP_BEGAN);
+            bt_fault_fail_nth(++n);
+            if (in_pieces) {
+                bt_http_stream_begin(stream, 200, "text/plain", headers, 1);
+                bt_http_stream_send(stream, "part", 4);
+                bt_http_stream_end(&stream);
+            } else {
+                bt_http_stream_respond(&stream, 200, "text/plain", headers, 1, "part", 4);
+            }
+            failed = bt_fault_disarm();
+            const char *reply = hear(f, fd, NULL);
+            const bool is_whole = strstr(reply, in_pieces ? whole : "\r\n\r\npart") != NULL;
+            assert_int_equal(is_whole, !failed);
+            bt_socket_close(fd);
+        }
+        assert_true(n > 3);
+    }
+    while (bt_http_server_pending(f->server) > 0) {
+        (void)poll(NULL, 0, 1);
+    }
+}
+
 static void stop_ends_streams_and_tells_their_owner(void **state)
 {
     fixture *f = *state;
@@ -529,6 +566,7 @@ int main(void)
         http_test(client_that_leaves_a_full_stream_is_noticed),
         http_test(slow_client_holds_the_owner_back_and_loses_nothing),
         http_test(cut_stream_is_a_broken_answer),
+        http_test(memory_that_is_out_breaks_one_answer_alone),
         http_test(stop_ends_streams_and_tells_their_owner),
         http_test(gate_answers_before_the_body),
         http_test(refusals_have_the_form_of_the_owner),

@@ -15,6 +15,7 @@
 
 #include "engine/gguf.h"
 #include "router/front_http_int.h"
+#include "tests/support/fault.h"
 #include "tests/support/tiny_model.h"
 
 static bt_router_http_error error;
@@ -350,6 +351,34 @@ static void garbage_does_no_harm(void **state)
     }
 }
 
+static void each_allocation_may_fail(void **state)
+{
+    (void)state;
+    static const char *const bodies[] = {
+        "{\"prompt\":[[1,2],\"x\"],\"stop\":[\"a\"],\"logit_bias\":{\"1\":2},\"model\":\"m\"}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"hi\"}]}]}",
+    };
+    for (size_t b = 0; b < BT_ARRAY_LEN(bodies) && bt_fault_available(); b++) {
+        size_t n_failed = 0;
+        for (size_t n = 1;; n++) {
+            bt_router_http_request r;
+            bt_fault_fail_nth(n);
+            const bt_status status =
+                bt_router_http_parse(bodies[b], strlen(bodies[b]), b == 1, &r, &error);
+            if (!bt_fault_disarm()) {
+                assert_int_equal(status, BT_OK);
+                bt_router_http_request_deinit(&r);
+                break;
+            }
+            /* The JSON reader can't always tell what went wrong inside of it. */
+            assert_true(status == BT_ENOMEM || status == BT_EINVAL);
+            assert_true(error.text.text[0] != '\0');
+            n_failed++;
+        }
+        assert_true(n_failed > 5);
+    }
+}
+
 static void errors_of_the_router_are_told_in_the_words_of_this_door(void **state)
 {
     (void)state;
@@ -586,6 +615,7 @@ int main(void)
         cmocka_unit_test(unserved_fields_are_refused_and_not_ignored),
         cmocka_unit_test(wrong_prompts_and_messages_are_named),
         cmocka_unit_test(garbage_does_no_harm),
+        cmocka_unit_test(each_allocation_may_fail),
         cmocka_unit_test(errors_of_the_router_are_told_in_the_words_of_this_door),
         cmocka_unit_test(chunks_have_the_form_of_openai),
         cmocka_unit_test(logprobs_have_both_forms),
