@@ -240,13 +240,31 @@ static void look_at_times(bt_http_server *server, int64_t now_ns)
     }
 }
 
-/* Whose client has gone, of those with a stream. */
+/* Whether it matters that the client has gone: an answer to come has lost its reader, or a request
+ * that is not complete will never be. What is being sent goes on: a client may say that it has no
+ * more requests. */
+static bool waits_for_client(const bt_http_connection *connection)
+{
+    return connection->stream != NULL || connection->phase == BT_HTTP_PHASE_HEAD ||
+           connection->phase == BT_HTTP_PHASE_BODY;
+}
+
+/* The client said its last: no byte is left to read. */
+static bool has_ended(const bt_http_connection *connection)
+{
+    char byte;
+    return recv(connection->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+/* Whose client has gone. libmicrohttpd 0.9.75 sees that only while it reads, and over epoll does
+ * not read again when the end came together with the last bytes: such a connection would stay
+ * until its time is over. */
 static void look_at_sockets(bt_http_server *server)
 {
     nfds_t n = 0;
     for (bt_http_link *at = server->connections.next; at != &server->connections; at = at->next) {
         bt_http_connection *connection = bt_container_of(at, bt_http_connection, link);
-        if (connection->stream != NULL && !connection->lost) {
+        if (waits_for_client(connection) && !connection->lost) {
             server->polls[n] = (struct pollfd){.fd = connection->fd, .events = POLLRDHUP};
             server->polled[n++] = connection;
         }
@@ -255,8 +273,10 @@ static void look_at_sockets(bt_http_server *server)
         return;
     }
     for (nfds_t i = 0; i < n; i++) {
-        if (server->polls[i].revents != 0) {
-            lose(server->polled[i]);
+        bt_http_connection *connection = server->polled[i];
+        if (server->polls[i].revents != 0 &&
+            (connection->stream != NULL || has_ended(connection))) {
+            lose(connection);
         }
     }
 }

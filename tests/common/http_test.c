@@ -258,6 +258,30 @@ static void destroy_ends_connections_that_wait(void **state)
     bt_socket_close(fd);
 }
 
+/* Sooner than the timeout of a silent connection, which is 10 s. */
+static void a_connection_ends_with_its_client(void **state)
+{
+    fixture *f = *state;
+    static const char *const texts[] = {
+        "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /met",
+        "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc",
+    };
+    for (size_t i = 0; i < 2 * BT_ARRAY_LEN(texts); i++) {
+        const char *text = texts[i % BT_ARRAY_LEN(texts)];
+        const int fd = dial(f);
+        assert_int_equal(send(fd, text, strlen(text), MSG_NOSIGNAL), strlen(text));
+        assert_int_equal(shutdown(fd, SHUT_WR), 0);
+        ssize_t n;
+        do {
+            struct pollfd p = {.fd = fd, .events = POLLIN};
+            assert_int_equal(poll(&p, 1, 5000), 1);
+            n = read(fd, f->reply, REPLY_BYTES);
+        } while (n > 0);
+        bt_socket_close(fd);
+    }
+}
+
 #define http_test(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -271,6 +295,7 @@ int main(void)
         http_test(nonsense_and_huge_heads_are_refused),
         http_test(a_port_in_use_and_a_wrong_address_say_so),
         http_test(destroy_ends_connections_that_wait),
+        http_test(a_connection_ends_with_its_client),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
