@@ -280,6 +280,7 @@ static void settle_prefill(bt_router_request *request)
             bt_router_registry_unbind(leg->worker, leg->prefill_tokens, 0);
             bt_router_registry_bind(leg->worker, 0, 0);
             leg->prefill_tokens = 0;
+            bt_wake_ring(request->router->queue_wake);
         }
     }
 }

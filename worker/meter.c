@@ -94,6 +94,9 @@ struct bt_meter {
     uint64_t step_ns;
     uint64_t last_step_ns;
     uint64_t prefill_token_ns;
+    double
+        prefill_rows; /* of recent steps with prompts, older ones weighing less; and their time */
+    double prefill_busy_ns;
 };
 
 static uint64_t total_of(const bt_worker_tally *tally, size_t i)
@@ -175,7 +178,10 @@ static void update_times(bt_meter *meter, const bt_engine_stats *engine, uint64_
         bt_histogram_observe_ns(meter->step, (int64_t)(busy_ns / n_steps));
     }
     if (prefill_tokens != meter->prefill_tokens && n_rows > 0) {
-        meter->prefill_token_ns = blend(meter->prefill_token_ns, busy_ns / n_rows);
+        /* Weighed by rows: a step of few rows costs much for each, and says little of the next. */
+        meter->prefill_rows += (double)n_rows - meter->prefill_rows / 16;
+        meter->prefill_busy_ns += (double)busy_ns - meter->prefill_busy_ns / 16;
+        meter->prefill_token_ns = (uint64_t)(meter->prefill_busy_ns / meter->prefill_rows);
     }
     meter->engine = *engine;
     meter->prefill_tokens = prefill_tokens;

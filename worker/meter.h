@@ -2,7 +2,8 @@
 /* meter.h - a worker's counts as load report and as metrics; recent step times.
  *
  * The schedulers count from their start; metrics are counters of the process, so the meter adds
- * what has grown. Times are means of recent steps: exponential, the newest weighs 1/16.
+ * what has grown. Times are means of recent steps: exponential, the newest weighs 1/16, in the
+ * time of a prompt's token by the tokens in it.
  *
  * Threading: loop thread only.
  * Memory:    create only.

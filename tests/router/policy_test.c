@@ -292,6 +292,35 @@ static void a_running_sequence_moves_to_the_least_loaded_worker_with_room(void *
     assert_int_equal(bt_router_policy_move(w, 4, &req, &mixed, &to), BT_AGAIN);
 }
 
+static void a_full_worker_is_passed_over_or_waited_for_but_not_replaced(void **state)
+{
+    (void)state;
+    bt_router_worker_view w[] = {
+        worker(BT_ROUTER_WORKER_ROLE_PREFILL), worker(BT_ROUTER_WORKER_ROLE_PREFILL),
+        worker(BT_ROUTER_WORKER_ROLE_DECODE), worker(BT_ROUTER_WORKER_ROLE_DECODE)};
+    w[1].queued_prefill_tokens = 5000;
+    w[3].live_tokens = 5000;
+    w[0].full = true;
+    w[2].full = true;
+    const bt_router_placement p = place(w, 4, 100, &with_local);
+    assert_int_equal(p.kind, BT_ROUTER_PLACEMENT_SPLIT);
+    assert_int_equal(p.p_idx, 1);
+    assert_int_equal(p.d_idx, 3);
+    w[1].full = true; /* decode could compute prompts, but prefill is there */
+    assert_int_equal(refusal(w, 4, 100, &with_local), BT_AGAIN);
+    w[1].full = false;
+    w[3].full = true;
+    assert_int_equal(refusal(w, 4, 100, &with_local), BT_AGAIN);
+    /* One without decode waits for prefill alone. */
+    bt_router_policy_request one = request(100);
+    one.prefill_only = true;
+    bt_router_placement out;
+    assert_int_equal(bt_router_policy_place(w, 4, &one, &with_local, &out), BT_OK);
+    assert_int_equal(out.p_idx, 1);
+    w[1].full = true;
+    assert_int_equal(bt_router_policy_place(w, 4, &one, &with_local, &out), BT_AGAIN);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -310,6 +339,7 @@ int main(void)
         cmocka_unit_test(what_no_worker_can_hold_is_invalid),
         cmocka_unit_test(a_request_without_decode_needs_a_prefill_worker_alone),
         cmocka_unit_test(readiness_needs_both_halves),
+        cmocka_unit_test(a_full_worker_is_passed_over_or_waited_for_but_not_replaced),
         cmocka_unit_test(a_running_sequence_moves_to_the_least_loaded_worker_with_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -158,6 +158,55 @@ static void a_worker_that_no_run_reaches_is_not_ready_until_it_reports_again(voi
     assert_true(view_of(registry, second_ns, true).ready);
 }
 
+static void decode_has_places_by_its_step_times_and_combined_workers_have_no_bound(void **state)
+{
+    bt_router_registry *registry = *state;
+    bt_link_hello hello = hello_of("d", BT_LINK_ROLE_DECODE, 1);
+    hello.requests_max = 100;
+    bt_router_worker *d = NULL;
+    assert_int_equal(bt_router_registry_add(registry, NULL, &hello, 0, 0, &d, NULL), BT_OK);
+    for (uint64_t i = 1; i <= 100; i++) { /* 10 ms and 2 more for each sequence */
+        const uint32_t n = 1 + (uint32_t)(i % 8);
+        const bt_link_load load = {.decode_tokens = i,
+                                   .requests_decoding = n,
+                                   .last_step_ns = 10000000 + n * UINT64_C(2000000)};
+        bt_router_registry_report(d, &load, 1);
+    }
+    const bt_link_load idle = {.decode_tokens = 100};
+    bt_router_registry_report(d, &idle, 1);
+    bt_router_worker_view views[BT_ROUTER_WORKERS_MAX];
+    uint32_t slots[BT_ROUTER_WORKERS_MAX];
+    bt_router_view_options options = {.silence_ns = second_ns, .need_room = true};
+    assert_int_equal(bt_router_registry_view(registry, &options, views, slots), 1);
+    assert_int_equal(views[0].n_places, 0);
+    options.tpot_limit_ns = 26000000; /* 0.8 of it: steps of 20.8 ms */
+    assert_int_equal(bt_router_registry_view(registry, &options, views, slots), 1);
+    assert_int_equal(views[0].n_places, 5);
+    assert_false(views[0].full);
+    /* Ten on the way count as five; as they arrive, as themselves. */
+    for (int i = 0; i < 10; i++) {
+        bt_router_registry_bind(d, 0, 10);
+    }
+    assert_int_equal(bt_router_registry_view(registry, &options, views, slots), 1);
+    assert_int_equal(views[0].n_taken, 5);
+    assert_true(views[0].full);
+    for (int i = 0; i < 4; i++) {
+        bt_router_registry_decoding(d, true);
+    }
+    assert_int_equal(bt_router_registry_view(registry, &options, views, slots), 1);
+    assert_int_equal(views[0].n_taken, 7);
+    for (int i = 0; i < 10; i++) {
+        if (i < 4) {
+            bt_router_registry_decoding(d, false);
+        }
+        bt_router_registry_unbind(d, 0, 10);
+    }
+    bt_router_registry_remove(registry, d);
+    (void)add(registry, "both", 1, 0);
+    assert_int_equal(bt_router_registry_view(registry, &options, views, slots), 1);
+    assert_int_equal(views[0].n_places, 0);
+}
+
 static void other_models_and_foreign_block_sizes_stay_out(void **state)
 {
     bt_router_registry *registry = *state;
@@ -221,6 +270,9 @@ int main(void)
                                         make_registry, destroy_registry),
         cmocka_unit_test_setup_teardown(a_view_takes_the_larger_of_report_and_own_count,
                                         make_registry, destroy_registry),
+        cmocka_unit_test_setup_teardown(
+            decode_has_places_by_its_step_times_and_combined_workers_have_no_bound, make_registry,
+            destroy_registry),
         cmocka_unit_test_setup_teardown(
             silent_and_draining_workers_are_not_ready_and_busy_ones_are_full, make_registry,
             destroy_registry),
