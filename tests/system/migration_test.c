@@ -88,8 +88,8 @@ static int busy_worker(bt_cluster *cluster)
 
 static bool is_moved(void *ctx)
 {
-    bt_cluster *cluster = ctx;
-    return busy_worker(cluster) >= 0;
+    const bt_cluster_request *r = ctx;
+    return r->done || busy_worker(r->cluster) >= 0;
 }
 
 /* Runs the request while its decode worker is drained again and again. Returns the moves. */
@@ -107,7 +107,7 @@ static uint32_t run_moving(bt_cluster *cluster, bt_cluster_request *r)
             continue; /* the report is on its way */
         }
         bt_cluster_drain(cluster, (uint32_t)at, GRACE_MS);
-        bt_cluster_wait(cluster, is_moved, cluster);
+        bt_cluster_wait(cluster, is_moved, r);
         while (bt_cluster_is_draining(cluster, (uint32_t)at)) {
             bt_cluster_run_ms(cluster, 1);
         }
