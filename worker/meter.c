@@ -44,6 +44,8 @@ static const total_spec totals[] = {
     {"baton_worker_pulls_total", "", "outcome", "failed", LOAD(pulls_failed)},
     {"baton_worker_partial_pulls_total", "KV pulls that left out blocks held already.", NULL, NULL,
      LOAD(partial_pulls)},
+    {"baton_worker_runs_handed_over_total", "Runs in mid-stream that another decode worker pulled.",
+     NULL, NULL, LOAD(runs_handed_over)},
     {"baton_worker_pulled_blocks_total", "KV blocks moved here.", NULL, NULL, LOAD(blocks_pulled)},
     {"baton_worker_transfer_bytes_total", "KV bytes moved.", "direction", "pulled",
      LOAD(bytes_pulled)},
@@ -80,6 +82,7 @@ struct bt_meter {
     bt_gauge *blocks_live;
     bt_gauge *running;
     bt_gauge *waiting;
+    bt_gauge *parked;
     bt_gauge *stuck;
     bt_histogram *step;
     bt_counter *runs[N_RUN_ENDS];
@@ -156,6 +159,8 @@ static void register_metrics(bt_meter *meter, bt_metrics *metrics)
         bt_metrics_gauge(metrics, requests, requests_help, BT_LABELS({"state", "running"}));
     meter->waiting =
         bt_metrics_gauge(metrics, requests, requests_help, BT_LABELS({"state", "waiting"}));
+    meter->parked =
+        bt_metrics_gauge(metrics, requests, requests_help, BT_LABELS({"state", "parked"}));
     meter->stuck = bt_metrics_gauge(metrics, "baton_worker_stuck",
                                     "1: the engine has work and does not move.", BT_NO_LABELS);
     meter->step =
@@ -227,7 +232,9 @@ void bt_meter_update(bt_meter *meter, const bt_worker_tally *tally, const bt_eng
     bt_gauge_set(meter->blocks_free, now->blocks_free);
     bt_gauge_set(meter->blocks_cached, now->blocks_cached);
     bt_gauge_set(meter->blocks_live, meter->blocks_total - now->blocks_free - now->blocks_cached);
-    bt_gauge_set(meter->running, now->requests_running);
+    BT_ASSERT(now->requests_parked <= now->requests_running);
+    bt_gauge_set(meter->running, now->requests_running - now->requests_parked);
+    bt_gauge_set(meter->parked, now->requests_parked);
     bt_gauge_set(meter->waiting, now->requests_waiting);
     update_times(meter, engine, now->prefill_tokens);
     *load = *now;
