@@ -292,6 +292,57 @@ static void write_frames(void)
     }
 }
 
+/* ---- KV connections, as kv_fuzz.c reads them ---- */
+
+static void put_frame(seed *to, uint8_t name, const bt_frame *frame)
+{
+    static uint8_t wire[BT_FRAME_BYTES_MAX];
+    const size_t len = bt_frame_encode(frame, 0, wire) - BT_FRAME_HEADER_BYTES;
+    const uint8_t head[4] = {(uint8_t)frame->type, name, (uint8_t)len, (uint8_t)(len >> 8)};
+    put(to, head, sizeof head);
+    put(to, wire + BT_FRAME_HEADER_BYTES, len);
+}
+
+static void write_sink(void)
+{
+    seed made = {.len = 0};
+    put_u8(&made, 0);
+    bt_frame frame = {.type = BT_FRAME_PULL, .u.pull = {.deadline_ms = 1000}};
+    put_frame(&made, 0, &frame);
+    frame = (bt_frame){.type = BT_FRAME_READ,
+                       .u.read = {.op = 0, .rect = {.n_blocks = 2, .layer = 0, .n_layers = 2}}};
+    put_frame(&made, 0, &frame);
+    frame = (bt_frame){.type = BT_FRAME_RENEW};
+    put_frame(&made, 0xFF, &frame);
+    frame = (bt_frame){.type = BT_FRAME_END, .u.end = {.status = BT_OK, .text = ""}};
+    put_frame(&made, 0, &frame);
+    write_seed("kv", "sink", &made);
+}
+
+static void write_source(void)
+{
+    static const uint32_t sums[2] = {1, 2};
+    static const uint8_t part[512];
+    seed made = {.len = 0};
+    put_u8(&made, 1);
+    bt_frame frame = {.type = BT_FRAME_OFFER, .u.offer = {.n_tokens = 90, .n_blocks = 6}};
+    put_frame(&made, 0, &frame);
+    frame = (bt_frame){.type = BT_FRAME_ANNOUNCE,
+                       .u.announce = {.rect = {.n_blocks = 2, .n_layers = 1}, .sums = sums}};
+    put_frame(&made, 0, &frame);
+    frame = (bt_frame){.type = BT_FRAME_DATA, .u.data = {.op = 0, .bytes = sizeof part}};
+    put_frame(&made, 0, &frame);
+    const uint8_t raw[4] = {BT_FRAME_TYPE_END, 0, 0, sizeof part >> 8};
+    put(&made, raw, sizeof raw);
+    put(&made, part, sizeof part);
+    frame = (bt_frame){.type = BT_FRAME_COMPLETE, .u.complete = {.blob = "t", .blob_bytes = 1}};
+    put_frame(&made, 0, &frame);
+    frame = (bt_frame){.type = BT_FRAME_REVOKE,
+                       .u.end = {.status = BT_EPEER, .text = "x", .text_bytes = 1}};
+    put_frame(&made, 1, &frame);
+    write_seed("kv", "source", &made);
+}
+
 /* ---- attach stream ---- */
 
 /* Writes what the outbox holds as one message, and empties it. */
@@ -470,6 +521,8 @@ int main(int argc, char **argv)
     write_tokenizer();
     write_chats();
     write_frames();
+    write_sink();
+    write_source();
     write_link();
     write_requests();
     return 0;
