@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/alloc.h"
 #include "common/check.h"
 
 enum { SET_WORDS = BT_ROUTER_WORKERS_MAX / 64 };
@@ -107,8 +108,9 @@ bt_status bt_router_prefix_map_create(size_t entries_max, bt_router_prefix_map *
     if (map == NULL) {
         return BT_ENOMEM;
     }
-    map->entries = calloc(n_slots, sizeof *map->entries);
-    map->used = calloc(n_slots, 1);
+    /* Written, so that the memory is taken now and not page by page for thousands of requests. */
+    map->entries = bt_alloc_array(n_slots, sizeof *map->entries);
+    map->used = bt_alloc_array(n_slots, 1);
     map->mask = n_slots - 1;
     map->stats.entries_max = entries_max;
     if (map->entries == NULL || map->used == NULL) {
