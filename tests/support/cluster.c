@@ -491,23 +491,6 @@ void bt_cluster_hold_clients(bt_cluster *cluster, bool hold)
     bt_proxy_hold(cluster->client_proxy, hold);
 }
 
-uint64_t bt_cluster_requests_ended(const bt_cluster *cluster)
-{
-    EXPECT(cluster->router != NULL);
-    char *text = NULL;
-    size_t len = 0;
-    must(bt_metrics_render(cluster->router->metrics, &text, &len), NULL, "metrics");
-    static const char name[] = "\nbaton_router_requests_total{";
-    uint64_t sum = 0;
-    for (const char *at = strstr(text, name); at != NULL; at = strstr(at, name)) {
-        at = strchr(at, '}');
-        EXPECT(at != NULL);
-        sum += strtoull(at + 1, NULL, 10);
-    }
-    free(text);
-    return sum;
-}
-
 /* ---------------------------------------------------------------------------- clients ---- */
 
 static uint64_t varint(const uint8_t *data, size_t len, size_t *at)
@@ -839,6 +822,30 @@ static bool all_attached(void *ctx)
 void bt_cluster_wait_attached(bt_cluster *cluster)
 {
     bt_cluster_wait(cluster, all_attached, cluster);
+}
+
+typedef struct queue_wait {
+    const bt_cluster *cluster;
+    uint32_t n;
+} queue_wait;
+
+static bool has_queued(void *ctx)
+{
+    const queue_wait *wait = ctx;
+    char line[64];
+    snprintf(line, sizeof line, "\nbaton_router_requests_queued %" PRIu32 "\n", wait->n);
+    char *text = NULL;
+    size_t len = 0;
+    must(bt_metrics_render(wait->cluster->router->metrics, &text, &len), NULL, "metrics");
+    const bool found = strstr(text, line) != NULL;
+    free(text);
+    return found;
+}
+
+void bt_cluster_wait_queued(bt_cluster *cluster, uint32_t n)
+{
+    queue_wait wait = {cluster, n};
+    bt_cluster_wait(cluster, has_queued, &wait);
 }
 
 static bool is_idle(void *ctx)

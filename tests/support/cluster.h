@@ -157,8 +157,8 @@ void bt_cluster_hold_router(bt_cluster *cluster, bool hold);
 void bt_cluster_cut_clients(bt_cluster *cluster);
 void bt_cluster_hold_clients(bt_cluster *cluster, bool hold);
 
-/* Sum of the router's baton_router_requests_total over all its ends, since its start. */
-uint64_t bt_cluster_requests_ended(const bt_cluster *cluster);
+/* Until the router says that n requests wait in its queue. */
+void bt_cluster_wait_queued(bt_cluster *cluster, uint32_t n);
 
 /* ---- time: every clock of this process jumps ahead ---- */
 void bt_cluster_clock_jump(bt_cluster *cluster, int64_t ns);
