@@ -91,6 +91,12 @@ static void write_texts(void)
              "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"hi <|im_end|>\"}]}],"
              "\"max_completion_tokens\":5,\"logprobs\":true,\"top_logprobs\":3,\"stream\":false,"
              "\"response_format\":{\"type\":\"text\"},\"tools\":[],\"n\":1}"),
+        TEXT("keys", "clients",
+             "# who may come in\nalice 0123456789abcdef\nbob  fedcba9876543210 share # roles\n"
+             "mon\t0000000000000000 metrics\n\nalice 1123456789abcdef\n\0Bearer 0123456789abcdef"),
+        TEXT("keys", "hashed",
+             "carol blake2b:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\n"
+             "\0Bearer carol"),
         TEXT("config", "file",
              "text: 0.0.0.0:1\nflag: no\ncount: -2\nratio: 1e-3\npool_bytes: 2GiB\npause: 250ms\n"
              "kind: decode\nname: [a, b]\nfuzz:\n  count: 7\nother:\n  x: 1\n"),
