@@ -5,6 +5,7 @@
 #include "router/forecast.h"
 
 static const double KEEP = 0.98;
+static const double LIMIT_MIN = 1.5;    /* steps of one sequence */
 static const double VARIANCE_MIN = 0.1; /* of the sequences; below it there is no slope to see */
 
 void bt_router_step_line_add(bt_router_step_line *line, uint32_t n, uint64_t step_ns)
@@ -56,6 +57,8 @@ uint32_t bt_router_step_line_places(const bt_router_step_line *line, double limi
     double base;
     double slope;
     fit(line, &base, &slope);
+    const double least_ns = LIMIT_MIN * (base + slope);
+    limit_ns = limit_ns > least_ns ? limit_ns : least_ns;
     if (base + slope * n_max <= limit_ns) {
         return n_max;
     }
@@ -136,7 +139,8 @@ static double decode_wait_ns(const bt_router_worker_view *workers, size_t n_work
     if (n_places == 0 || (uint64_t)backlog->n_requests < n_free) {
         return 0;
     }
-    return (double)(backlog->n_requests + 1 - n_free) * (double)backlog->stay_ns / (double)n_places;
+    const double stay_ns = (double)backlog->stay_tokens * (double)step_min_ns;
+    return (double)(backlog->n_requests + 1 - n_free) * stay_ns / (double)n_places;
 }
 
 void bt_router_forecast_make(const bt_router_worker_view *workers, size_t n_workers,

@@ -6,7 +6,7 @@
  *
  *   prefill  (tokens queued on workers + tokens of those before it here) / tokens per second
  *   decode   no place is free on any decode worker: those before it and it itself each wait for
- *            one, and a place is given back each (mean stay / places)
+ *            one, and a place is given back each (mean reply x step / places)
  *
  * Prefill goes on while a place is waited for, so the longer one counts, and then the newcomer's
  * own prompt. What has not been measured yet counts nothing: a cluster that has served nobody
@@ -38,14 +38,16 @@ void bt_router_step_line_add(bt_router_step_line *line, uint32_t n, uint64_t ste
  * `n`, half of the time is taken to grow with it. */
 double bt_router_step_line_at(const bt_router_step_line *line, uint32_t n);
 
-/* The most sequences (1..n_max) whose step stays within limit_ns; n_max when nothing is known. */
+/* The most sequences (1..n_max) whose step stays within limit_ns; n_max when nothing is known. A
+ * limit below 1.5 steps of one sequence is taken for that: a worker that can't keep it anyhow would
+ * do next to nothing for nobody's good. */
 uint32_t bt_router_step_line_places(const bt_router_step_line *line, double limit_ns,
                                     uint32_t n_max);
 
 typedef struct bt_router_backlog {
-    uint32_t n_requests; /* that go before the newcomer in the router's queue */
-    uint64_t n_tokens;   /* of their prompts */
-    int64_t stay_ns;     /* mean time of a request on a decode worker; 0: unknown */
+    uint32_t n_requests;  /* that go before the newcomer in the router's queue */
+    uint64_t n_tokens;    /* of their prompts */
+    uint32_t stay_tokens; /* mean length of a reply; 0: unknown */
 } bt_router_backlog;
 
 typedef struct bt_router_forecast {

@@ -133,6 +133,7 @@ static bt_status send_pull(bt_router_request *request, bt_router_worker *to)
     int32_t *to_free;
     bt_status status = bt_router_request_collect(request, &tokens, &n, &to_free);
     if (status != BT_OK || chain == NULL) {
+        free(status == BT_OK ? to_free : NULL);
         return BT_ENOMEM;
     }
     BT_ASSERT(n > request->n_prompt);

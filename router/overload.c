@@ -8,6 +8,9 @@
  *                   asked to be refused rather than be late
  *   last token      by the deadline, for the tokens that are sure to be asked for
  *
+ * What a newcomer itself would take counts against it only while others are at the same work there:
+ * an idle cluster refuses nobody, however slow it seems to be.
+ *
  * How long those who were let in really waited is fed back: the forecast of the wait is taken times
  * the mean of (waited / forecast), which forgets within half a minute.
  *
@@ -38,7 +41,8 @@ static int64_t with_margin(int64_t ns)
 static bt_router_backlog backlog_before(const bt_router *router, uint32_t model_idx,
                                         int64_t order_ns)
 {
-    bt_router_backlog backlog = {.stay_ns = router->stay_ns[model_idx]};
+    const bt_router_usage *usage = &router->usage[model_idx];
+    bt_router_backlog backlog = {.stay_tokens = (uint32_t)(usage->asked * usage->share)};
     for (const bt_router_request *r = router->queue_head; r != NULL; r = r->next) {
         if (r->model_idx == model_idx && r->order_ns < order_ns) {
             backlog.n_requests++;
@@ -110,6 +114,8 @@ bt_status bt_router_check_backlog(const bt_router *router, uint32_t model_idx, i
     return check_wait(router, &f, err, retry_after_ms);
 }
 
+static void note_asked(bt_router_request *request);
+
 static bt_status check_ttft(const bt_router_request *request, const bt_router_forecast *f,
                             int64_t elapsed_ns, bt_error *err, uint64_t *retry_after_ms)
 {
@@ -150,18 +156,43 @@ static bt_status check_deadline(const bt_router_request *request, const bt_route
                         need_ns / ms_ns, f->wait_ns / ms_ns, sure_tokens(request), left_ns / ms_ns);
 }
 
+/* Takes out of the forecast what rests on times that no work renews. Nobody is in the way there, and
+ * a time that came out too long (of a worker that had been stopped in a step, say) would keep away
+ * all that could mend it, for ever. */
+static void trust_what_works(const bt_router *router, uint32_t model_idx, bt_router_forecast *f)
+{
+    bt_router_worker_view views[BT_ROUTER_WORKERS_MAX];
+    uint32_t slots[BT_ROUTER_WORKERS_MAX];
+    const size_t n = bt_router_view(router, model_idx, false, views, slots);
+    bool computes = false;
+    bool decodes = false;
+    for (size_t i = 0; i < n; i++) {
+        computes = computes || views[i].queued_prefill_tokens > 0;
+        decodes = decodes || views[i].n_taken > 0;
+    }
+    f->ttft_ns = computes ? f->ttft_ns : f->wait_ns;
+    f->step_ns = decodes ? f->step_ns : 0;
+}
+
 bt_status bt_router_request_check_forecast(bt_router_request *request, bt_error *err,
                                            uint64_t *retry_after_ms)
 {
     const int64_t now_ns = bt_clock_now_ns();
-    const bt_router_forecast f =
+    bt_router_forecast f =
         forecast_of(request->router, request, request->model_idx, request->order_ns);
     request->forecast = f;
+    trust_what_works(request->router, request->model_idx, &f);
     bt_status status = check_wait(request->router, &f, err, retry_after_ms);
     if (status == BT_OK && request->ttft_limit_ns > 0) {
         status = check_ttft(request, &f, now_ns - request->received_ns, err, retry_after_ms);
     }
-    return status != BT_OK ? status : check_deadline(request, &f, now_ns, err, retry_after_ms);
+    if (status == BT_OK) {
+        status = check_deadline(request, &f, now_ns, err, retry_after_ms);
+    }
+    if (status == BT_OK) {
+        note_asked(request);
+    }
+    return status;
 }
 
 /* --------------------------------------------------------------------- targets and order ---- */
@@ -218,10 +249,27 @@ void bt_router_request_unset_limits(bt_router_request *request)
 }
 
 /* The newest of a series weighs 1/16; the first stands alone. */
-void bt_router_note_stay(bt_router *router, uint32_t model_idx, int64_t stay_ns)
+static double blend(double mean, double value)
 {
-    int64_t *mean = &router->stay_ns[model_idx];
-    *mean = *mean == 0 ? stay_ns : *mean - *mean / 16 + stay_ns / 16;
+    return mean == 0 ? value : mean + (value - mean) / 16;
+}
+
+/* What is asked for is counted when a request is let in: among those that have ended the short ones
+ * come first, and would make replies look short whenever load rises. */
+static void note_asked(bt_router_request *request)
+{
+    bt_router_usage *usage = &request->router->usage[request->model_idx];
+    usage->asked = blend(usage->asked, request->sampling.max_tokens);
+}
+
+void bt_router_note_used(const bt_router_request *request)
+{
+    uint32_t n_output;
+    (void)bt_router_reply_tokens(request->reply, &n_output);
+    if (n_output > 0) {
+        bt_router_usage *usage = &request->router->usage[request->model_idx];
+        usage->share = blend(usage->share, (double)n_output / request->sampling.max_tokens);
+    }
 }
 
 void bt_router_note_wait(const bt_router_request *request, int64_t ttft_ns)
@@ -320,20 +368,26 @@ bt_status bt_router_request_count_tokens(bt_router_request *request, bt_error *e
     return BT_OK;
 }
 
-bt_status bt_router_request_count_unread(bt_router_request *request, bt_error *err)
+void bt_router_request_count_unread(bt_router_request *request, bool taken)
 {
-    const bt_router_options *o = &request->router->options;
     const uint64_t unread = bt_router_reply_pending_bytes(request->reply);
     const int64_t change = (int64_t)unread - (int64_t)request->client_unread;
     request->client_unread = unread;
     request->client_bytes = (uint64_t)((int64_t)request->client_bytes + change);
     bt_router_client_add_bytes(request->client, change);
-    if (unread == 0 || change < 0) { /* it took some */
-        request->stalled_ns = unread == 0 ? 0 : bt_clock_now_ns();
-        return BT_OK;
-    }
-    if (request->stalled_ns == 0) {
+    if (unread == 0) {
+        request->stalled_ns = 0;
+    } else if (taken || request->stalled_ns == 0) {
         request->stalled_ns = bt_clock_now_ns();
+    }
+}
+
+bt_status bt_router_request_check_unread(const bt_router_request *request, bt_error *err)
+{
+    const bt_router_options *o = &request->router->options;
+    const uint64_t unread = request->client_unread;
+    if (unread == 0) {
+        return BT_OK;
     }
     if (unread > o->slow_client_bytes) {
         return bt_error_set(err, BT_EABORTED,

@@ -734,7 +734,8 @@ static void after_tokens(bt_router_request *request, bool is_prompt, uint32_t n_
         return;
     }
     bt_error err;
-    if (bt_router_request_count_unread(request, &err) != BT_OK) {
+    bt_router_request_count_unread(request, false);
+    if (bt_router_request_check_unread(request, &err) != BT_OK) {
         bt_router_request_fail(request, BT_EABORTED, "%s", err.text);
         return;
     }

@@ -17,6 +17,10 @@ enum {
 /* Steps are kept below this share of the limit: the time to the second token counts as well. */
 static const double STEP_SHARE = 0.8;
 
+/* A step counts as so many expected ones at most: one in which the worker was stopped tells little
+ * of the next. */
+static const double STEPS_PER_STEP_MAX = 8;
+
 struct bt_router_registry {
     uint64_t n_sessions;
     uint32_t n_workers;
@@ -142,12 +146,19 @@ uint64_t bt_router_worker_evicted_last_minute(const bt_router_worker *worker)
     return worker->load.blocks_evicted - worker->evictions[oldest % BT_ROUTER_EVICTION_SAMPLES].n;
 }
 
+static void learn_step(bt_router_step_line *line, uint32_t n, uint64_t step_ns)
+{
+    const double most_ns = STEPS_PER_STEP_MAX * bt_router_step_line_at(line, n);
+    const bool is_odd = most_ns > 0 && (double)step_ns > most_ns;
+    bt_router_step_line_add(line, n, is_odd ? (uint64_t)most_ns : step_ns);
+}
+
 void bt_router_registry_report(bt_router_worker *worker, const bt_link_load *load, int64_t now_ns)
 {
     sample_evictions(worker, load->blocks_evicted, now_ns);
     if (load->decode_tokens > worker->load.decode_tokens && load->requests_decoding > 0 &&
         load->last_step_ns > 0) {
-        bt_router_step_line_add(&worker->step_line, load->requests_decoding, load->last_step_ns);
+        learn_step(&worker->step_line, load->requests_decoding, load->last_step_ns);
     }
     worker->load = *load;
     worker->unreachable = false;

@@ -170,6 +170,12 @@ typedef struct bt_router_counts {
     uint64_t mismatches;
 } bt_router_counts;
 
+/* How long replies are: means of what is asked for, and of what share of that comes; 0: unknown. */
+typedef struct bt_router_usage {
+    double asked;
+    double share;
+} bt_router_usage;
+
 typedef struct bt_router_meters bt_router_meters;         /* report.c */
 typedef struct bt_router_front_grpc bt_router_front_grpc; /* front_grpc.c */
 typedef struct bt_router_front_http bt_router_front_http; /* front_http.c */
@@ -207,10 +213,11 @@ struct bt_router {
     uint32_t n_free;
     bt_router_request *queue_head; /* by order_ns */
     bt_router_request *queue_tail;
+    bt_router_request *drain_next; /* while the queue is gone through */
     bt_router_clients *clients;
-    int64_t tpot_limit_ns;                 /* the tightest one in force; 0: none */
-    int64_t stay_ns[BT_ROUTER_MODELS_MAX]; /* mean time on a decode worker; 0: unknown */
-    double excess[BT_ROUTER_MODELS_MAX];   /* mean of waited / forecast - 1 */
+    int64_t tpot_limit_ns; /* the tightest one in force; 0: none */
+    bt_router_usage usage[BT_ROUTER_MODELS_MAX];
+    double excess[BT_ROUTER_MODELS_MAX]; /* mean of waited / forecast - 1 */
 
     bool stopping;
     bt_timer *stop_timer;
@@ -283,8 +290,8 @@ void bt_router_note_wait(const bt_router_request *request, int64_t ttft_ns);
 /* From the tick: what was seen of waits counts less with time. */
 void bt_router_forget_excess(bt_router *router);
 
-/* A request took a place on a decode worker for so long. */
-void bt_router_note_stay(bt_router *router, uint32_t model_idx, int64_t stay_ns);
+/* A request is complete: how much of what it asked for came. */
+void bt_router_note_used(const bt_router_request *request);
 
 /* Limits per client. BT_EEXHAUSTED: one more request, or these tokens, would be too many.
  * join() and count_tokens() count it, leave() takes all of it back. */
@@ -294,8 +301,12 @@ void bt_router_request_join_client(bt_router_request *request, const bt_router_f
 void bt_router_request_leave_client(bt_router_request *request);
 BT_MUST_CHECK bt_status bt_router_request_count_tokens(bt_router_request *request, bt_error *err);
 
-/* The reply grew or was taken from. BT_EABORTED: too much of it is unread. */
-BT_MUST_CHECK bt_status bt_router_request_count_unread(bt_router_request *request, bt_error *err);
+/* The reply grew, or its client took some of it. */
+void bt_router_request_count_unread(bt_router_request *request, bool taken);
+
+/* BT_EABORTED: too much of it is unread, or its client has too many bytes under way. */
+BT_MUST_CHECK bt_status bt_router_request_check_unread(const bt_router_request *request,
+                                                       bt_error *err);
 
 /* ---- placement.c ---- */
 

@@ -158,6 +158,26 @@ static void a_worker_that_no_run_reaches_is_not_ready_until_it_reports_again(voi
     assert_true(view_of(registry, second_ns, true).ready);
 }
 
+static uint64_t step_ns_of(bt_router_registry *registry, bt_router_worker *worker, uint64_t i,
+                           uint64_t step_ns)
+{
+    const bt_link_load load = {
+        .decode_tokens = i, .requests_decoding = 1, .last_step_ns = step_ns};
+    bt_router_registry_report(worker, &load, 1);
+    return view_of(registry, 1, false).step_ns;
+}
+
+static void a_step_in_which_the_worker_was_stopped_is_soon_forgotten(void **state)
+{
+    bt_router_registry *registry = *state;
+    bt_router_worker *worker = add(registry, "a", 1, 0);
+    uint64_t expected_ns = 0;
+    for (uint64_t i = 1; i <= 100; i++) {
+        expected_ns = step_ns_of(registry, worker, i, 10000000);
+    }
+    assert_true(step_ns_of(registry, worker, 101, 100 * second_ns) < 2 * expected_ns);
+}
+
 static void decode_has_places_by_its_step_times_and_combined_workers_have_no_bound(void **state)
 {
     bt_router_registry *registry = *state;
@@ -269,6 +289,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(numerics_numbers_are_equal_for_equal_ids_alone,
                                         make_registry, destroy_registry),
         cmocka_unit_test_setup_teardown(a_view_takes_the_larger_of_report_and_own_count,
+                                        make_registry, destroy_registry),
+        cmocka_unit_test_setup_teardown(a_step_in_which_the_worker_was_stopped_is_soon_forgotten,
                                         make_registry, destroy_registry),
         cmocka_unit_test_setup_teardown(
             decode_has_places_by_its_step_times_and_combined_workers_have_no_bound, make_registry,

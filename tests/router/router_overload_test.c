@@ -136,6 +136,21 @@ static void a_deadline_that_cannot_be_met_is_refused_at_once(void **state)
     rig_expect_ok(rig_generate_text(r, "x"), REPLY);
 }
 
+/* What it takes is only known from a time that nothing but work could mend. */
+static void an_idle_cluster_refuses_nobody_however_slow_it_seems(void **state)
+{
+    rig *r = *state;
+    r->options.ttft_max_ms = 5000;
+    r->options.request_time_ms = 8000;
+    rig_worker *w = start_both(r);
+    report(w, (bt_link_load){.prefill_token_ns = 10000000000});
+    rig_expect_ok(rig_generate_text(r, "x"), REPLY);
+    report(w, (bt_link_load){.prefill_token_ns = 10000000000, .waiting_tokens = 1});
+    rig_expect_error(rig_generate_text(r, "x"), BT_RPC_RESOURCE_EXHAUSTED,
+                     "the first token would take some 20000 ms");
+    assert_int_equal(w->n_runs, 1);
+}
+
 static void a_full_queue_tells_a_time_by_the_backlog(void **state)
 {
     rig *r = *state;
@@ -209,52 +224,58 @@ static void prompts_wait_here_while_a_worker_has_two_steps_of_them(void **state)
     }
 }
 
-static void decode_gets_no_more_sequences_than_keep_its_step_short(void **state)
+static rig_worker *start_two_places(rig *r)
 {
-    rig *r = *state;
-    r->options.tpot_max_ms = 30;
     rig_start(r);
     (void)rig_add_worker(r, "p0", BT_LINK_ROLE_PREFILL);
     rig_worker *d = rig_add_worker(r, "d0", BT_LINK_ROLE_DECODE);
     rig_wait_ready(r, true);
-    /* One sequence takes 20 ms; two are taken to take 30, and 24 are allowed. */
+    /* One sequence takes 20 ms; two are taken to take 30, and three 40. */
     report_step(d, 1, 1, 20000000);
     d->emit_max = 3;
-    rig_client *a = rig_generate_text(r, "a");
-    rig_wait_tokens(a, 3);
-    rig_client *b = rig_generate_text(r, "b");
+    return d;
+}
+
+static void decode_gets_no_more_sequences_than_keep_its_step_short(void **state)
+{
+    rig *r = *state;
+    r->options.tpot_max_ms = 40; /* 32, with room for the second token's way */
+    rig_worker *d = start_two_places(r);
+    for (uint32_t i = 0; i < 2; i++) {
+        rig_wait_tokens(rig_generate_text(r, "a"), 3);
+    }
+    rig_client *last = rig_generate_text(r, "b");
     rig_wait_metric(r, "baton_router_requests_queued 1");
-    assert_int_equal(d->n_runs, 1);
-    /* Two turn out to take no longer than one. */
-    for (uint64_t i = 2; i < 12 && d->n_runs < 2; i++) {
+    assert_int_equal(d->n_runs, 2);
+    /* More turn out to take no longer than one. */
+    for (uint64_t i = 2; i < 12 && d->n_runs < 3; i++) {
         report_step(d, i, 1 + (uint32_t)(i % 2), 20000000);
     }
-    rig_wait_runs(d, 2);
+    rig_wait_runs(d, 3);
     rig_resume(d, 0);
-    rig_expect_ok(a, REPLY);
-    rig_expect_ok(b, REPLY);
+    rig_expect_ok(&r->clients[0], REPLY);
+    rig_expect_ok(&r->clients[1], REPLY);
+    rig_expect_ok(last, REPLY);
 }
 
 static void a_strict_target_of_one_request_holds_back_the_others(void **state)
 {
     rig *r = *state;
-    rig_start(r);
-    (void)rig_add_worker(r, "p0", BT_LINK_ROLE_PREFILL);
-    rig_worker *d = rig_add_worker(r, "d0", BT_LINK_ROLE_DECODE);
-    rig_wait_ready(r, true);
-    report_step(d, 1, 1, 20000000);
-    d->emit_max = 3;
+    rig_worker *d = start_two_places(r);
     Baton__V1__GenerateRequest request = request_of("a");
-    request.tpot_target_ms = 30;
+    request.tpot_target_ms = 40;
     request.refuse_late = 1;
     rig_client *a = rig_generate(r, &request);
     rig_wait_tokens(a, 3);
     rig_client *b = rig_generate_text(r, "b");
+    rig_wait_tokens(b, 3);
+    rig_client *c = rig_generate_text(r, "c");
     rig_wait_metric(r, "baton_router_requests_queued 1");
-    assert_int_equal(d->n_runs, 1);
+    assert_int_equal(d->n_runs, 2);
     rig_resume(d, 0); /* its end lifts the limit */
     rig_expect_ok(a, REPLY);
     rig_expect_ok(b, REPLY);
+    rig_expect_ok(c, REPLY);
 }
 
 /* -------------------------------------------------------------------------- per client ---- */
@@ -450,6 +471,7 @@ static const struct CMUnitTest tests[] = {
     RIG_TEST(a_target_refuses_only_those_who_ask_for_that),
     RIG_TEST(the_routers_own_limit_holds_for_all),
     RIG_TEST(a_deadline_that_cannot_be_met_is_refused_at_once),
+    RIG_TEST(an_idle_cluster_refuses_nobody_however_slow_it_seems),
     RIG_TEST(a_full_queue_tells_a_time_by_the_backlog),
     RIG_TEST(higher_priority_waits_only_behind_its_like),
     RIG_TEST(prompts_wait_here_while_a_worker_has_two_steps_of_them),
