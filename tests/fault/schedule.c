@@ -483,6 +483,7 @@ static void strike_other(schedule *s, const step *st)
         bt_cluster_resume(&s->requests[st->place]);
         break;
     case ALLOCATION:
+        disarm(s);
         bt_fault_fail_nth_own((size_t)st->n);
         s->armed = true;
         break;
