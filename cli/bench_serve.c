@@ -243,30 +243,12 @@ static void on_message(bt_rpc_call *call, const uint8_t *data, size_t len, bool 
     bt_rpc_call_recv(call);
 }
 
-static bt_status status_of(bt_rpc_code code)
-{
-    switch (code) {
-    case BT_RPC_OK:
-        return BT_OK;
-    case BT_RPC_RESOURCE_EXHAUSTED:
-        return BT_EEXHAUSTED;
-    case BT_RPC_DEADLINE_EXCEEDED:
-        return BT_EDEADLINE;
-    case BT_RPC_CANCELLED:
-        return BT_ECANCELLED;
-    case BT_RPC_INVALID_ARGUMENT:
-        return BT_EINVAL;
-    default:
-        return BT_EPEER;
-    }
-}
-
 static void on_done(bt_rpc_call *call, bt_rpc_code code, const char *message, void *ctx)
 {
     (void)call;
     flight *f = ctx;
     f->call = NULL;
-    f->result->status = status_of(code);
+    f->result->status = bt_rpc_status_of(code);
     if (code == BT_RPC_OK && f->result->n_output < f->request->n_output) {
         f->result->status = BT_EABORTED; /* cut short */
     }
@@ -349,7 +331,11 @@ static void on_interrupt(void *ctx)
 
 static bt_status open_bench(bench *b, bt_error *err)
 {
-    bt_status status = bt_client_authorization(&b->options->client, b->authorization, err);
+    const bt_rpc_tls *tls = bt_cli_tls(&b->options->client.tls);
+    bt_status status = tls ? bt_rpc_tls_check(tls, false, err) : BT_OK;
+    if (status == BT_OK) {
+        status = bt_client_authorization(&b->options->client, b->authorization, err);
+    }
     if (status != BT_OK) {
         return status;
     }
@@ -363,8 +349,7 @@ static bt_status open_bench(bench *b, bt_error *err)
         status = bt_rpc_create(b->loop, &b->rpc);
     }
     if (status == BT_OK) {
-        const bt_rpc_channel_options options = {.address = b->options->client.address,
-                                                .tls = bt_cli_tls(&b->options->client.tls)};
+        const bt_rpc_channel_options options = {.address = b->options->client.address, .tls = tls};
         status = bt_rpc_channel_create(b->rpc, &options, &b->channel);
     }
     if (status == BT_OK) {

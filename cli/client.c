@@ -159,42 +159,12 @@ static void on_message(bt_rpc_call *rpc_call, const uint8_t *data, size_t len, b
     bt_rpc_call_recv(rpc_call);
 }
 
-static bt_status status_of(bt_rpc_code code)
-{
-    switch (code) {
-    case BT_RPC_OK:
-        return BT_OK;
-    case BT_RPC_CANCELLED:
-        return BT_ECANCELLED;
-    case BT_RPC_INVALID_ARGUMENT:
-    case BT_RPC_FAILED_PRECONDITION:
-        return BT_EINVAL;
-    case BT_RPC_OUT_OF_RANGE:
-        return BT_ERANGE;
-    case BT_RPC_DEADLINE_EXCEEDED:
-        return BT_EDEADLINE;
-    case BT_RPC_NOT_FOUND:
-        return BT_ENOTFOUND;
-    case BT_RPC_RESOURCE_EXHAUSTED:
-        return BT_EEXHAUSTED;
-    case BT_RPC_ABORTED:
-        return BT_EABORTED;
-    case BT_RPC_UNIMPLEMENTED:
-        return BT_EUNSUPPORTED;
-    case BT_RPC_PERMISSION_DENIED:
-    case BT_RPC_UNAUTHENTICATED:
-        return BT_EPERMISSION;
-    default:
-        return BT_EPEER;
-    }
-}
-
 static void on_done(bt_rpc_call *rpc_call, bt_rpc_code code, const char *message, void *ctx)
 {
     (void)rpc_call;
     bt_client *client = ctx;
     client->rpc_call = NULL;
-    client->status = client->interrupted ? BT_ECANCELLED : status_of(code);
+    client->status = client->interrupted ? BT_ECANCELLED : bt_rpc_status_of(code);
     if (client->interrupted) {
         (void)bt_error_set(client->err, BT_ECANCELLED, "interrupted");
     } else if (client->unreadable) {

@@ -91,8 +91,10 @@ bt_status bt_cli_check_door(bt_cli_door door, const char *flag, const char *addr
         return BT_OK;
     }
     bt_socket_address resolved;
-    if (bt_socket_resolve(address, true, &resolved, NULL) != BT_OK) {
-        return BT_OK; /* whoever listens there says what is wrong with it */
+    const bt_status status = bt_socket_resolve(address, true, &resolved, err);
+    if (status != BT_OK) { /* whoever listens could read it as an address all the same */
+        bt_error_prefix(err, "%s", flag);
+        return status;
     }
     return bt_error_set(err, BT_EINVAL,
                         "%s %.64s is open to other hosts, and %s. Give %s, or say --insecure", flag,
@@ -101,5 +103,7 @@ bt_status bt_cli_check_door(bt_cli_door door, const char *flag, const char *addr
 
 const bt_rpc_tls *bt_cli_tls(const bt_rpc_tls *tls)
 {
-    return is_given(tls->ca) ? tls : NULL;
+    const bool wants = is_given(tls->ca) || is_given(tls->cert) || is_given(tls->key) ||
+                       is_given(tls->server_name);
+    return wants ? tls : NULL;
 }

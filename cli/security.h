@@ -35,7 +35,8 @@ typedef struct bt_cli_guards {
 } bt_cli_guards;
 
 /* May this process listen on `address` (NULL, "", "none": it does not)? BT_EINVAL: nobody would
- * have to show anything there, and others reach it; *err names `flag` and what to give. */
+ * have to show anything there, and others reach it; *err names `flag` and what to give. Also
+ * BT_EINVAL, BT_ENOTFOUND: it is no address, as bt_socket_resolve() has it. */
 BT_MUST_CHECK bt_status bt_cli_check_door(bt_cli_door door, const char *flag, const char *address,
                                           const bt_cli_guards *guards, bt_error *err);
 
@@ -66,7 +67,8 @@ BT_MUST_CHECK bt_status bt_cli_check_door(bt_cli_door door, const char *flag, co
         .offset = offsetof(target, member.server_name)                                             \
     }
 
-/* `tls` if an authority is given, else NULL: plain text. */
+/* `tls` if any of it is given, else NULL: plain text. bt_rpc_tls_check() then says what is missing:
+ * who gives a certificate or a name means TLS, and must not show keys in plain text. */
 const bt_rpc_tls *bt_cli_tls(const bt_rpc_tls *tls);
 
 #endif /* BT_CLI_SECURITY_H */

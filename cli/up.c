@@ -304,7 +304,11 @@ static bt_status start_worker(cluster *c, const char *role, int64_t number)
     bt_arguments_add_option(&args, "log-level", o->log_level);
     add_drain_time(&args, o);
     add_access(&args, o);
-    bt_arguments_add_option(&args, "tls-ca", ""); /* BATON_TLS_CA is for this command */
+    /* BATON_TLS_CA and the like are for this command and the router. */
+    bt_arguments_add_option(&args, "tls-ca", "");
+    bt_arguments_add_option(&args, "tls-cert", "");
+    bt_arguments_add_option(&args, "tls-key", "");
+    bt_arguments_add_option(&args, "tls-name", "");
     bt_arguments_add(&args, "--threads");
     bt_arguments_add(&args, "%lld", (long long)o->n_threads);
     if (o->kv_pool_bytes > 0) {

@@ -68,6 +68,7 @@ bt_status bt_file_read(const char *path, size_t max, char **out, size_t *len, bt
         fclose(file);
         return bt_error_set(err, BT_ENOMEM, "cannot read '%s': out of memory", path);
     }
+    (void)setvbuf(file, NULL, _IONBF, 0); /* no second copy of a secret, which nobody would wipe */
     errno = 0;
     const size_t n = fread(text, 1, max + 1, file);
     const int error = ferror(file) ? errno : 0;

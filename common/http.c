@@ -15,9 +15,7 @@
  * libmicrohttpd once the daemon runs. */
 #include "common/http.h"
 
-#include <errno.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -26,6 +24,7 @@
 
 #include "common/check.h"
 #include "common/clock.h"
+#include "common/file.h"
 #include "common/http_int.h"
 #include "common/socket.h"
 
@@ -67,28 +66,14 @@ static void fill_defaults(bt_http_options *o)
     o->unsent_bytes_max = or_default_size(o->unsent_bytes_max, UNSENT_BYTES_MAX);
 }
 
-/* A whole file as text; NULL stays NULL. */
 static bt_status read_pem(const char *path, char **out, bt_error *err)
 {
-    if (path == NULL) {
-        return BT_OK;
-    }
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) {
-        return bt_error_set(err, BT_ENOTFOUND, "cannot open '%s': %s", path, strerror(errno));
-    }
-    char *text = malloc(PEM_BYTES_MAX + 1);
-    const size_t n = text == NULL ? 0 : fread(text, 1, PEM_BYTES_MAX + 1, file);
-    const bool failed = ferror(file) != 0;
-    (void)fclose(file);
-    if (text == NULL || failed || n == 0 || n > PEM_BYTES_MAX) {
-        free(text);
-        return bt_error_set(err, text == NULL ? BT_ENOMEM : BT_EINVAL,
-                            "cannot read '%s': not a PEM file", path);
-    }
-    text[n] = '\0';
-    *out = text;
-    return BT_OK;
+    return path == NULL ? BT_OK : bt_file_read(path, PEM_BYTES_MAX, out, NULL, err);
+}
+
+static void free_pem(char *text)
+{
+    bt_file_free(text, text == NULL ? 0 : strlen(text));
 }
 
 static bt_status read_tls(bt_http_server *server, bt_error *err)
@@ -466,9 +451,9 @@ void bt_http_server_destroy(bt_http_server *server)
     }
     free(server->polls);
     free(server->polled);
-    free(server->tls_cert);
-    free(server->tls_key);
-    free(server->tls_client_ca);
+    free_pem(server->tls_cert);
+    free_pem(server->tls_key);
+    free_pem(server->tls_client_ca);
     free(server->address);
     (void)pthread_mutex_destroy(&server->mutex);
     free(server);

@@ -69,8 +69,8 @@ typedef struct bt_http_header {
     const char *value;
 } bt_http_header;
 
-/* Checks and resolves the address, reads the PEM files; nothing is bound yet. BT_EINVAL,
- * BT_ENOTFOUND, BT_ENOMEM. */
+/* Checks and resolves the address, reads the PEM files; nothing is bound yet. BT_EINVAL, BT_ENOMEM;
+ * BT_ENOTFOUND, BT_EPERMISSION, BT_EIO: a file or a host. */
 BT_MUST_CHECK bt_status bt_http_server_create(const bt_http_options *options, bt_http_server **out,
                                               bt_error *err);
 

@@ -100,6 +100,36 @@ bt_rpc_code bt_rpc_code_of(bt_status status)
     return BT_RPC_UNKNOWN;
 }
 
+bt_status bt_rpc_status_of(bt_rpc_code code)
+{
+    switch (code) {
+    case BT_RPC_OK:
+        return BT_OK;
+    case BT_RPC_CANCELLED:
+        return BT_ECANCELLED;
+    case BT_RPC_INVALID_ARGUMENT:
+    case BT_RPC_FAILED_PRECONDITION:
+        return BT_EINVAL;
+    case BT_RPC_OUT_OF_RANGE:
+        return BT_ERANGE;
+    case BT_RPC_DEADLINE_EXCEEDED:
+        return BT_EDEADLINE;
+    case BT_RPC_NOT_FOUND:
+        return BT_ENOTFOUND;
+    case BT_RPC_RESOURCE_EXHAUSTED:
+        return BT_EEXHAUSTED;
+    case BT_RPC_ABORTED:
+        return BT_EABORTED;
+    case BT_RPC_UNIMPLEMENTED:
+        return BT_EUNSUPPORTED;
+    case BT_RPC_PERMISSION_DENIED:
+    case BT_RPC_UNAUTHENTICATED:
+        return BT_EPERMISSION;
+    default:
+        return BT_EPEER;
+    }
+}
+
 /* ---- completion thread ---- */
 
 static void carry(bt_rpc *rpc, grpc_event event)

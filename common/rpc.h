@@ -44,6 +44,9 @@ typedef enum bt_rpc_code {
 /* The gRPC code that a status shows as. */
 bt_rpc_code bt_rpc_code_of(bt_status status);
 
+/* The other way round, for the side that called: BT_EPEER for what has no status of its own. */
+bt_status bt_rpc_status_of(bt_rpc_code code);
+
 typedef struct bt_rpc bt_rpc; /* completion queue and its thread */
 typedef struct bt_rpc_server bt_rpc_server;
 typedef struct bt_rpc_channel bt_rpc_channel;

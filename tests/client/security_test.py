@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import ssl
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -198,25 +197,15 @@ class KeysTest(unittest.TestCase):
             return (self.members.wait_idle()["w"].prefix_hit_tokens == first) and (first,)
         return wait_for("a quiet worker", still)[0]
 
-    def test_time_tells_nothing_about_other_tenants(self):
-        """Bob's first token takes as long for what Alice has cached as for what nobody has; it may be said of his own
-        that it is cached."""
-        def ttft_ms(key, text):
-            return generate(self.members_stub(key), ask(text, 1))[-1].finish.timings.ttft_ms
-        times = {"of alice": [], "of nobody": [], "his own": []}
+    def test_hits_are_on_own_blocks_alone_by_the_workers_own_count(self):
+        """What a tenant's time could tell follows from this; `bench/run tenants` measures it."""
         before = self.hit_tokens()
-        for i in range(200):
+        for i in range(20):
             seen, unseen = (f"{name}{i:05}" * 60 for name in ("seen", "else"))  # 540 tokens, not 2 requests' alike
-            ttft_ms(ALICE, seen)
-            order = [("of alice", seen), ("of nobody", unseen)]
-            for name, text in order if i % 2 else order[::-1]:
-                times[name].append(ttft_ms(BOB, text))
-            times["his own"].append(ttft_ms(BOB, seen))
-        medians = {name: statistics.median(values) for name, values in times.items()}
-        self.assertAlmostEqual(medians["of alice"] / medians["of nobody"], 1, delta=0.15, msg=str(medians))
-        self.assertLess(medians["his own"], 0.7 * medians["of alice"], medians)
-        own_hits = 200 * ((540 - 1) // 16 * 16)  # and no others
-        self.assertEqual(self.hit_tokens() - before, own_hits)
+            cached = [self.cached(key, ask(text, 1)) for key, text in
+                      ((ALICE, seen), (BOB, unseen), (BOB, seen), (BOB, seen))]
+            self.assertEqual(cached, [0, 0, 0, (540 - 1) // 16 * 16])
+        self.assertEqual(self.hit_tokens() - before, 20 * ((540 - 1) // 16 * 16))  # and no others
 
     def test_log_names_the_client_and_never_a_secret(self):
         stub = self.members_stub(BOB)
@@ -386,6 +375,17 @@ class TlsTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(status().returncode, 1)
         self.assertEqual(status("--tls-ca", self.file("other.pem")).returncode, 1)
+        pair = self.files("", "ca-client", "ca")[:4]
+        for command in ("status", "generate", "bench", "drain", "worker"):  # none talks in plain text when TLS is meant
+            for half in (pair, ("--tls-name", "localhost")):
+                words = {"bench": ("bench", "serve"), "drain": ("drain", "w"), "generate": ("generate", "x")}
+                where = {"worker": ("--model", self.members.model, "--router", self.members.attach),
+                         "drain": ("--attach", self.members.attach)}
+                result = subprocess.run(
+                    [baton(), *words.get(command, (command,)), *where.get(command, ("--address", self.members.address)), *half],
+                    capture_output=True, text=True, timeout=TIMEOUT_S)
+                self.assertIn("TLS needs the authority", result.stderr, command)
+                self.assertNotEqual(result.returncode, 0)
         result = status("--tls-ca", self.file("nothing.pem"))
         self.assertIn("nothing.pem", result.stderr)
 
@@ -492,6 +492,16 @@ class DoorsTest(unittest.TestCase):
             self.refuse(("--kv-address", "--cluster-key-file"), "worker", "--kv-address", everywhere)
             self.refuse(("--admin", "--api-keys"), "worker", "--admin", everywhere)
             self.refuse(("--listen", "--api-keys"), "up", "--listen", everywhere)
+
+    def test_addresses_that_only_grpc_knows_are_refused(self):
+        """Taken as they are they would open a door that nobody has looked at."""
+        for address in ("ipv4:0.0.0.0:0", "ipv6:[::]:0", "dns:0.0.0.0:0", "dns:///0.0.0.0:0"):
+            for flag in ("--listen", "--attach"):
+                local = ("--listen", "127.0.0.1:0", "--attach", "127.0.0.1:0", "--http", "none")
+                result = subprocess.run([baton(), "router", "--model", self.model, *local, flag, address],
+                                        capture_output=True, text=True, timeout=TIMEOUT_S, env=self.environment)
+                self.assertIn(result.returncode, (1, 2), result.stderr)
+                self.assertIn("is no address", result.stderr)
 
     def test_insecure_opens_them(self):
         members = Members(self.model, "--listen", "0.0.0.0:0", "--attach", "0.0.0.0:0", "--admin", "0.0.0.0:0",

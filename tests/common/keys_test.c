@@ -139,7 +139,8 @@ static void broken_files_are_refused_with_the_line(void **state)
         {"alice\n", "keys:1: a line is"},
         {"\n# x\nalice " ALICE " share more\n", "keys:3: a line is"},
         {"alice short\n", "keys:1: the secret must be 16 to 256"},
-        {"alice " ALICE " root\n", "keys:1: 'root' is no role"},
+        {"alice " ALICE " root\n", "keys:1: the third word is no role"},
+        {"alice " BOB " " ALICE "\n", "keys:1: the third word is no role"}, /* a second secret */
         {"al/ice " ALICE "\n", "keys:1: the name must be"},
         {"a123456789012345678901234567890123456789012345678901234567890123 " ALICE "\n",
          "keys:1: the name must be"},

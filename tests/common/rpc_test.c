@@ -540,6 +540,23 @@ static void bound_port_is_free_again_without_serving(void **state)
     bt_rpc_server_destroy(next);
 }
 
+/* gRPC would listen on all of these, though to us they are no address that could be looked at. */
+static void addresses_that_only_grpc_knows_are_refused(void **state)
+{
+    fixture *f = *state;
+    const char *const addresses[] = {"ipv4:127.0.0.1:0", "ipv6:[::1]:0", "dns:127.0.0.1:0",
+                                     "dns:///127.0.0.1:0", "vsock:1:0"};
+    for (size_t i = 0; i < BT_ARRAY_LEN(addresses); i++) {
+        bt_error err = {{0}};
+        bt_rpc_server *server = NULL;
+        const bt_rpc_server_options options = {.address = addresses[i]};
+        assert_int_equal(bt_rpc_server_create(f->rpc, &options, &server, &err), BT_OK);
+        assert_int_equal(bt_rpc_server_bind(server, &err), BT_EINVAL);
+        assert_non_null(strstr(err.text, "host:port"));
+        bt_rpc_server_destroy(server);
+    }
+}
+
 static void nonsense_address_fails_with_advice(void **state)
 {
     fixture *f = *state;
@@ -652,6 +669,9 @@ static void channel_finds_a_restarted_server(void **state)
 static void every_status_has_a_code(void **state)
 {
     (void)state;
+    assert_int_equal(bt_rpc_status_of(BT_RPC_UNAUTHENTICATED), BT_EPERMISSION);
+    assert_int_equal(bt_rpc_status_of(BT_RPC_UNKNOWN), BT_EPEER);
+    assert_int_equal(bt_rpc_status_of(bt_rpc_code_of(BT_EEXHAUSTED)), BT_EEXHAUSTED);
     assert_int_equal(bt_rpc_code_of(BT_OK), BT_RPC_OK);
     assert_int_equal(bt_rpc_code_of(BT_EINVAL), BT_RPC_INVALID_ARGUMENT);
     assert_int_equal(bt_rpc_code_of(BT_EEXHAUSTED), BT_RPC_RESOURCE_EXHAUSTED);
@@ -681,6 +701,7 @@ int main(void)
         RPC_TEST(oversize_message_is_refused),
         RPC_TEST(port_in_use_fails_with_its_name),
         RPC_TEST(bound_port_is_free_again_without_serving),
+        RPC_TEST(addresses_that_only_grpc_knows_are_refused),
         RPC_TEST(nonsense_address_fails_with_advice),
         RPC_TEST(shutdown_lets_a_running_call_finish),
         RPC_TEST(shutdown_cancels_what_outlives_its_grace),
