@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Check answers at once. A watcher is a stream with the state it was told last; a change is told
  * as soon as its stream can take it, so that one which reads slowly skips states but ends with
- * the newest. */
+ * the newest.
+ *
+ * Everybody may call, also who has no key. So nobody is refused for those who were there before:
+ * the oldest call of the same method gives way, and a Check, which needs one round trip, gets
+ * through whoever holds streams open. */
 #include "proto/health.h"
 
 #include <stdlib.h>
@@ -31,6 +35,7 @@ typedef struct watcher {
     char service[NAME_BYTES];
     bool is_watch; /* else a Check, whose only message is awaited */
     bool asked;    /* the request has come */
+    bool is_over;  /* its end is on the way */
     serving_status told;
 } watcher;
 
@@ -42,7 +47,7 @@ typedef struct service {
 struct bt_health {
     service services[BT_HEALTH_SERVICES_MAX];
     size_t n_services;
-    watcher *watchers; /* calls of both methods */
+    watcher *watchers; /* calls of both methods, the newest first */
     uint32_t n_watchers;
     uint32_t watchers_max;
     bool stopping;
@@ -69,7 +74,7 @@ static void send_status(bt_rpc_call *call, serving_status status)
 
 static void tell_watcher(watcher *w)
 {
-    if (!w->is_watch || !w->asked || !bt_rpc_call_can_send(w->call)) {
+    if (!w->is_watch || !w->asked || w->is_over || !bt_rpc_call_can_send(w->call)) {
         return;
     }
     const service *s = find_service(w->health, w->service);
@@ -96,6 +101,9 @@ static void answer_check(watcher *w)
 static void on_message(bt_rpc_call *call, const uint8_t *data, size_t len, bool end, void *ctx)
 {
     watcher *w = ctx;
+    if (w->is_over) {
+        return;
+    }
     Grpc__Health__V1__HealthCheckRequest *request =
         end ? NULL : grpc__health__v1__health_check_request__unpack(NULL, len, data);
     if (request == NULL) {
@@ -142,11 +150,31 @@ static void on_done(bt_rpc_call *call, bt_rpc_code code, const char *message, vo
 
 static const bt_rpc_callbacks callbacks = {on_message, on_sent, on_done};
 
+/* Room for one more call of this method. */
+static void make_room(bt_health *health, bool is_watch)
+{
+    uint32_t n = 0;
+    watcher *oldest = NULL;
+    for (watcher *w = health->watchers; w != NULL; w = w->next) {
+        if (w->is_watch == is_watch && !w->is_over) {
+            n++;
+            oldest = w;
+        }
+    }
+    if (n >= health->watchers_max) {
+        oldest->is_over = true;
+        bt_rpc_call_cancel(oldest->call);
+    }
+}
+
 static void begin(bt_health *health, bt_rpc_call *call, bool is_watch)
 {
-    watcher *w = health->n_watchers < health->watchers_max ? calloc(1, sizeof *w) : NULL;
+    make_room(health, is_watch);
+    /* Those of both methods, and as many whose end is on the way. */
+    const bool has_room = health->n_watchers < 4 * health->watchers_max;
+    watcher *w = has_room ? calloc(1, sizeof *w) : NULL;
     if (w == NULL) {
-        bt_rpc_call_finish(call, BT_RPC_RESOURCE_EXHAUSTED, "too many health watchers", NULL, 0);
+        bt_rpc_call_finish(call, BT_RPC_RESOURCE_EXHAUSTED, "too many health calls", NULL, 0);
         return;
     }
     w->health = health;
@@ -221,6 +249,10 @@ void bt_health_stop(bt_health *health)
         health->services[i].serving = false;
     }
     for (watcher *w = health->watchers; w != NULL; w = w->next) {
+        if (!w->asked && !w->is_over) { /* it may never ask */
+            w->is_over = true;
+            bt_rpc_call_finish(w->call, BT_RPC_UNAVAILABLE, "the server is shutting down", NULL, 0);
+        }
         tell_watcher(w);
     }
 }

@@ -5,7 +5,7 @@
  * streams send the state at once and each change; at shutdown all of them end.
  *
  * Threading: loop thread only.
- * Memory:    create, and one small object for each watcher (watchers_max).
+ * Memory:    create, and one small object for each call (4 * watchers_max).
  */
 #ifndef BT_PROTO_HEALTH_H
 #define BT_PROTO_HEALTH_H
@@ -16,8 +16,8 @@ typedef struct bt_health bt_health;
 
 enum { BT_HEALTH_SERVICES_MAX = 16 };
 
-/* Registers both methods; before bt_rpc_server_start(). Knows "" as not serving. Further
- * watchers than `watchers_max` (0: 256) get RESOURCE_EXHAUSTED. */
+/* Registers both methods; before bt_rpc_server_start(). Knows "" as not serving. Of more
+ * calls of one method than `watchers_max` (0: 256) the oldest is cancelled. */
 BT_MUST_CHECK bt_status bt_health_create(bt_rpc_server *server, uint32_t watchers_max,
                                          bt_health **out);
 

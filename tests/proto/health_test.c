@@ -157,22 +157,41 @@ static void stop_tells_watchers_and_ends_them(void **state)
     talk_free(&t);
 }
 
-static void watchers_beyond_the_limit_are_refused(void **state)
+static void the_oldest_watcher_gives_way(void **state)
 {
     fixture *f = *state;
     talk t[3];
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 3; i++) {
         ask(&t[i], f, WATCH_PATH, "");
         talk_wait_replies(&t[i], 1);
     }
-    ask(&t[2], f, WATCH_PATH, "");
-    talk_wait_done(&t[2]);
-    assert_int_equal(t[2].code, BT_RPC_RESOURCE_EXHAUSTED);
-    for (size_t i = 0; i < 2; i++) {
-        bt_rpc_call_cancel(t[i].call);
-        talk_wait_done(&t[i]);
-    }
+    talk_wait_done(&t[0]);
+    assert_int_equal(t[0].code, BT_RPC_CANCELLED);
+    assert_false(t[1].done);
     for (size_t i = 0; i < 3; i++) {
+        if (i > 0) {
+            bt_rpc_call_cancel(t[i].call);
+            talk_wait_done(&t[i]);
+        }
+        talk_free(&t[i]);
+    }
+}
+
+/* Anybody may open streams: a probe is answered all the same. */
+static void calls_that_never_ask_keep_no_probe_out(void **state)
+{
+    fixture *f = *state;
+    talk t[8];
+    bt_rpc_code code;
+    assert_int_equal(bt_health_set(f->health, "", true), BT_OK);
+    for (size_t i = 0; i < 8; i++) {
+        talk_start(&t[i], &f->pair, i < 4 ? WATCH_PATH : CHECK_PATH);
+        assert_int_equal(check(f, "", &code), SERVING);
+        assert_int_equal(code, BT_RPC_OK);
+    }
+    bt_health_stop(f->health); /* ends those that are left, too */
+    for (size_t i = 0; i < 8; i++) {
+        talk_wait_done(&t[i]);
         talk_free(&t[i]);
     }
 }
@@ -198,7 +217,8 @@ int main(void)
         HEALTH_TEST(watch_tells_each_change),
         HEALTH_TEST(watch_of_an_unknown_service_waits_for_it),
         HEALTH_TEST(stop_tells_watchers_and_ends_them),
-        HEALTH_TEST(watchers_beyond_the_limit_are_refused),
+        HEALTH_TEST(the_oldest_watcher_gives_way),
+        HEALTH_TEST(calls_that_never_ask_keep_no_probe_out),
         HEALTH_TEST(nonsense_is_an_invalid_argument),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
