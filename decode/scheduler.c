@@ -57,6 +57,9 @@ static void emit(bt_decode_scheduler *s, const bt_decode_event *event)
 static void finish(bt_decode_scheduler *s, bt_sequence *seq, bt_status status)
 {
     bt_sequence_release(seq, s->options.cache);
+    if (s->blocked == seq) {
+        s->blocked = NULL; /* another request may come in the same sequence */
+    }
     seq->state = STATE_IDLE;
     const bt_decode_event event = {
         .kind = BT_DECODE_EVENT_DONE, .status = status, .seq = seq, .finish = seq->finish};

@@ -48,6 +48,9 @@ static void emit_part(bt_prefill_scheduler *s, bt_sequence *seq, const bt_prefil
 static void finish(bt_prefill_scheduler *s, bt_sequence *seq, bt_status status)
 {
     bt_sequence_release(seq, s->options.cache);
+    if (s->blocked == seq) {
+        s->blocked = NULL; /* another request may come in the same sequence */
+    }
     seq->state = STATE_IDLE;
     const bt_prefill_event event = {
         .kind = BT_PREFILL_EVENT_DONE, .status = status, .seq = seq, .finish = seq->finish};

@@ -39,6 +39,8 @@ typedef struct fixture {
     job jobs[JOBS];
     uint32_t n_jobs;
     int32_t prompt[PROMPT_MAX];
+    bt_sequence *kept; /* of the newest job that was done while keeps */
+    bool keeps;
 } fixture;
 
 static bt_model *model; /* loaded once */
@@ -101,8 +103,12 @@ static void drain(fixture *f)
             assert_false(j->done);
             j->done = true;
             j->status = event.status;
-            bt_sequence_destroy(event.seq);
             j->seq = NULL;
+            if (f->keeps) {
+                f->kept = event.seq;
+            } else {
+                bt_sequence_destroy(event.seq);
+            }
             break;
         case BT_DECODE_EVENT_STATS:
             f->stats = event.u.stats;
@@ -336,6 +342,37 @@ static void cancel_ends_waiting_and_running_at_once(void **state)
     close_fixture(&f);
 }
 
+/* A worker uses the sequence of a run that is over for the next one. */
+static void smaller_request_in_the_sequence_of_one_that_found_no_room_gets_in(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, 8);
+    job *running = run(&f, BT_DECODE_COMMAND_RUN_WHOLE, 0, 50, 10);
+    job *large = run(&f, BT_DECODE_COMMAND_RUN_WHOLE, 150, 100, 20);
+    assert_true(step(&f));
+    f.keeps = true;
+    tell(&f, BT_DECODE_COMMAND_CANCEL, large);
+    f.keeps = false;
+    job *small = &f.jobs[f.n_jobs++];
+    bt_sequence *fresh = bt_side_sequence(&f.side, f.prompt + 200, 20, 4);
+    small->seq = f.kept;
+    bt_sequence_reset(small->seq);
+    memcpy(small->seq->tokens, fresh->tokens, 20 * sizeof fresh->tokens[0]);
+    small->seq->n_prompt = small->seq->n_tokens = 20;
+    small->seq->sampling = fresh->sampling;
+    small->seq->arrived_ns = 3;
+    small->seq->user = small;
+    bt_sequence_destroy(fresh);
+    tell(&f, BT_DECODE_COMMAND_RUN_WHOLE, small);
+    assert_true(step(&f));
+    assert_int_equal(small->n_tokens, 1);
+    while (step(&f)) {
+    }
+    assert_true(running->done && small->done);
+    close_fixture(&f);
+}
+
 static int load_model(void **state)
 {
     (void)state;
@@ -478,6 +515,7 @@ int main(void)
         cmocka_unit_test(decode_goes_on_beside_a_long_prefill),
         cmocka_unit_test(what_never_fits_is_refused),
         cmocka_unit_test(cancel_ends_waiting_and_running_at_once),
+        cmocka_unit_test(smaller_request_in_the_sequence_of_one_that_found_no_room_gets_in),
         cmocka_unit_test(parked_sequence_keeps_its_blocks_and_stands_still),
         cmocka_unit_test(resumed_sequence_goes_on_with_the_same_tokens),
         cmocka_unit_test(what_has_nothing_to_hand_over_is_not_parked),
