@@ -61,7 +61,10 @@ static const total_spec totals[] = {
      TALLY(leases_expired)},
 };
 
-enum { N_TOTALS = BT_ARRAY_LEN(totals) };
+enum {
+    N_TOTALS = BT_ARRAY_LEN(totals),
+    PREFILL_TIMES_MAX = 8,
+};
 
 typedef enum run_end {
     RUN_OK,
@@ -168,6 +171,14 @@ static void register_metrics(bt_meter *meter, bt_metrics *metrics)
                              bt_metric_bounds_latency, BT_NO_LABELS);
 }
 
+/* What the rows of a prompt took counts as so many times the present mean at most: a step in which
+ * the process was stopped tells little of the next. */
+static double trusted_busy_ns(const bt_meter *meter, uint64_t n_rows, uint64_t busy_ns)
+{
+    const double most_ns = PREFILL_TIMES_MAX * (double)meter->prefill_token_ns * (double)n_rows;
+    return most_ns > 0 && (double)busy_ns > most_ns ? most_ns : (double)busy_ns;
+}
+
 /* Steps since the last update; several may have gone by, of which the mean counts once each. */
 static void update_times(bt_meter *meter, const bt_engine_stats *engine, uint64_t prefill_tokens)
 {
@@ -185,7 +196,8 @@ static void update_times(bt_meter *meter, const bt_engine_stats *engine, uint64_
     if (prefill_tokens != meter->prefill_tokens && n_rows > 0) {
         /* Weighed by rows: a step of few rows costs much for each, and says little of the next. */
         meter->prefill_rows += (double)n_rows - meter->prefill_rows / 16;
-        meter->prefill_busy_ns += (double)busy_ns - meter->prefill_busy_ns / 16;
+        meter->prefill_busy_ns +=
+            trusted_busy_ns(meter, n_rows, busy_ns) - meter->prefill_busy_ns / 16;
         meter->prefill_token_ns = (uint64_t)(meter->prefill_busy_ns / meter->prefill_rows);
     }
     meter->engine = *engine;

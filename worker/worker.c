@@ -487,8 +487,10 @@ void bt_worker_parked(bt_worker *worker, const bt_worker_run *run, bt_status sta
         .id = run->id,
         .attempt = run->attempt,
         .status = status,
-        .generated_tokens = run->seq->n_tokens - run->seq->n_prompt,
     };
+    if (status == BT_OK) { /* it stands still; else the engine may be at work on it */
+        parked.generated_tokens = run->seq->n_tokens - run->seq->n_prompt;
+    }
     va_list args;
     va_start(args, fmt);
     vsnprintf(parked.error.text, sizeof parked.error.text, fmt, args);
