@@ -229,6 +229,21 @@ static void choices_fail_together(void **state)
     hear_last(c, "\"usage\":{\"prompt_tokens\":2,");
 }
 
+/* Both wait in the queue, one behind the other; the first one's end is the second one's too. */
+static void choices_that_wait_fail_together(void **state)
+{
+    rig *r = *state;
+    http_client *c = post(r, "{\"prompt\":\"too long for who comes\",\"n\":2}");
+    rig_wait_metric(r, "baton_router_requests_queued 2");
+    bt_link_hello hello = rig_hello(r, "small", BT_LINK_ROLE_BOTH);
+    hello.context_tokens = 16;
+    (void)rig_dial(r, &hello);
+    hear_last(c, "more than any worker that is ready can hold");
+    rig_wait_metric(r, "baton_router_requests_total{end=\"cancelled\"} 1");
+    c = post(r, "{\"prompt\":\"short\",\"max_tokens\":5}");
+    hear_last(c, "\"text\":\"Hello\"");
+}
+
 static void wrong_requests_are_counted_as_such(void **state)
 {
     rig *r = *state;
@@ -308,6 +323,8 @@ int main(void)
         front_test(what_fails_later_is_an_event),
         front_test(client_that_leaves_frees_its_workers),
         front_test(choices_fail_together),
+        cmocka_unit_test_setup_teardown(choices_that_wait_fail_together, setup_without_workers,
+                                        rig_teardown),
         front_test(wrong_requests_are_counted_as_such),
         front_test(stop_answers_everybody),
         front_test(stop_waits_for_streams_as_long_as_it_may),
