@@ -207,10 +207,11 @@ void bt_process_stop(bt_process *process)
 static void on_signal(void *ctx)
 {
     bt_process *process = ctx;
-    if (process->stopping) {
+    if (process->signalled) {
         bt_log(BT_WARN, "ended at once: why=\"a second signal\"");
         _exit(130);
     }
+    process->signalled = true; /* a drain by command is no signal yet */
     bt_process_stop(process);
 }
 

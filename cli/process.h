@@ -114,6 +114,7 @@ typedef struct bt_process {
     bt_signal *on_int;
     bt_signal *on_term;
     bool stopping;
+    bool signalled;
     /* Written by the loop thread, read by the admin server's; each stands alone. */
     _Atomic bool ready;
     _Atomic(const char *) health_text;

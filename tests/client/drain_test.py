@@ -236,6 +236,15 @@ class DrainTest(unittest.TestCase):
         self.assertEqual(set(members.workers()), {"p0", "d0", "d1"} - {busy})
         members.close_clean(self)
 
+    def test_signal_after_a_drain_by_command_is_the_first_one(self):
+        members = self.start("p0", "d0")
+        begun, replies, truth = self.stream(members, 900)
+        subprocess.run([baton(), "drain", "d0", "--attach", members.attach], capture_output=True, timeout=TIMEOUT_S, check=True)
+        members.wait_log("d0", "stopping: ")
+        members.signal("d0", signal.SIGTERM)
+        self.assertEqual(outcome(begun + list(replies)), truth)
+        self.assertEqual(members.processes["d0"].wait(30), 0)
+
     def test_second_signal_ends_at_once(self):
         members = self.start("p0", "d0")
         begun, replies, _ = self.stream(members, 900)
