@@ -26,6 +26,7 @@ struct bt_router_explains {
     bt_router *router;
     bt_router_history *history;
     uint64_t n_asked;
+    bool stopped;
     question *open[BT_ROUTER_EXPLAINS_MAX]; /* NULL: free */
 };
 
@@ -117,6 +118,9 @@ bt_status bt_router_explain(bt_router *router, const char *request, bt_router_ex
                             void *ctx)
 {
     bt_router_explains *explains = router->explains;
+    if (explains->stopped) {
+        return BT_EPEER; /* nobody would end it */
+    }
     size_t idx = 0;
     while (idx < BT_ROUTER_EXPLAINS_MAX && explains->open[idx] != NULL) {
         idx++;
@@ -176,6 +180,7 @@ void bt_router_explains_tick(bt_router_explains *explains)
 
 void bt_router_explains_stop(bt_router_explains *explains)
 {
+    explains->stopped = true;
     for (size_t i = 0; i < BT_ROUTER_EXPLAINS_MAX; i++) {
         if (explains->open[i] != NULL) {
             finish(explains, i, BT_EPEER);

@@ -50,7 +50,7 @@ void bt_router_explains_destroy(bt_router_explains *explains);
 bt_router_history *bt_router_explains_history(bt_router_explains *explains);
 
 /* done comes exactly once, perhaps before this returns, unless it fails. BT_AGAIN: too many
- * questions are open. BT_ENOMEM. */
+ * questions are open. BT_EPEER: the router has stopped. BT_ENOMEM. */
 BT_MUST_CHECK bt_status bt_router_explain(bt_router *router, const char *request,
                                           bt_router_explain_fn done, void *ctx);
 

@@ -475,6 +475,7 @@ static void on_attach_closed(void *ctx)
 static void on_http_drained(void *ctx)
 {
     bt_router *router = ctx;
+    bt_timer_stop(router->tick);
     bt_router_explains_stop(router->explains);
     bt_link_router_stop(router->link, "the router is shutting down");
     bt_rpc_server_shutdown(router->attach_server, ATTACH_GRACE_MS, on_attach_closed, router);
@@ -515,7 +516,6 @@ void bt_router_shutdown(bt_router *router, uint64_t grace_ms, bt_loop_fn done, v
     router->stop_ctx = ctx;
     bt_log(BT_INFO, "router stopping: name=%s requests=%" PRIu32 " grace_ms=%" PRIu64, router->name,
            router->counts.n_live, grace_ms);
-    bt_timer_stop(router->tick);
     bt_health_stop(router->health);
     bt_reflection_stop(router->reflection);
     router->drain_until_ns = bt_clock_now_ns() + (int64_t)grace_ms * MS_NS;
