@@ -194,6 +194,22 @@ static bt_status read_eos(const bt_gguf *gguf, bt_model_params *p, bt_error *err
     return BT_OK;
 }
 
+/* A row without a token could be sampled and would have no text; a token without a row could be
+ * asked for. Files pad both alike. */
+static bt_status check_vocabulary(const bt_gguf *gguf, const bt_model_params *p, bt_error *err)
+{
+    bt_gguf_array tokens;
+    const bt_status status =
+        bt_gguf_get_array(gguf, "tokenizer.ggml.tokens", BT_GGUF_VALUE_STRING, &tokens, err);
+    if (status == BT_OK && tokens.n != p->n_vocab) {
+        return bt_error_set(err, BT_EINVAL,
+                            "tensor 'token_embd.weight' has %u rows, but the vocabulary has "
+                            "%" PRIu64 " tokens",
+                            p->n_vocab, tokens.n);
+    }
+    return status == BT_ENOTFOUND ? BT_OK : status;
+}
+
 static bool is_known_name(const char *name, uint32_t n_layers)
 {
     static const char *const globals[] = {
@@ -290,7 +306,10 @@ bt_status bt_weights_read_params(const bt_gguf *gguf, uint32_t context_max, bt_m
     }
     p.n_vocab = (uint32_t)embed->dims[1];
     p.context = context_max > 0 && context_max < p.context ? context_max : p.context;
-    status = read_eos(gguf, &p, err);
+    status = check_vocabulary(gguf, &p, err);
+    if (status == BT_OK) {
+        status = read_eos(gguf, &p, err);
+    }
     if (status == BT_OK) {
         status = bt_rope_read(gguf, arch, p.head_dim, rope, err);
     }

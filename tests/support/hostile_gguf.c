@@ -174,7 +174,7 @@ static const change changes[] = {
     {"embedding is a vector", SHAPE, "token_embd.weight", BT_GGUF_F32, .dims = {DIM},
      .says = "vocabulary"},
     {"embedding has other rows", SHAPE, "token_embd.weight", BT_GGUF_F32, .dims = {DIM, VOCAB + 3},
-     .says = NULL},
+     .says = "8 tokens"},
     {"embedding has fewer rows than EOS", SHAPE, "token_embd.weight", BT_GGUF_F32, .dims = {DIM, 2},
      .says = "vocabulary"},
     {"embedding has three dimensions", SHAPE, "token_embd.weight", BT_GGUF_F32,
