@@ -26,10 +26,11 @@ from members import TIMEOUT_S, Members, baton, generate, path_of, pb, services, 
 
 SESSIONS = int(os.environ.get("BATON_HOSTILE_SESSIONS", "150"))
 SEED = int(os.environ.get("BATON_HOSTILE_SEED", "1"))
-GROWTH_BYTES_MAX = 48 << 20  # of one process, over all attacks
+SLOWNESS = int(os.environ.get("BATON_SLOWNESS", "1"))  # sanitizers take many times as long, and as much
+GROWTH_BYTES_MAX = (48 << 20) * SLOWNESS  # of one process, over all attacks
 MB = 1 << 20
 UNFINISHED = 120  # of 4 MiB, the most that a message may have; the router buffers 256 MiB at a time
-ANSWER_S = 5 * int(os.environ.get("BATON_SLOWNESS", "1"))  # sanitizers take many times as long
+ANSWER_S = 5 * SLOWNESS
 
 
 def ask(text="once upon a time", max_tokens=16, **sampling):
@@ -200,6 +201,9 @@ class DamagedSessionsTest(unittest.TestCase):
             wait_for("the recorded worker", lambda: "x" in self.members.workers())
             for i in range(8):  # some of them go to it
                 generate(self.members.stub, ask("x" * (i + 1), 2))
+            for question in ("explain", "abc"), ("drain", "nobody"):  # of operators, who come to the same port
+                subprocess.run([baton(), *question, "--attach", recorder.address], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S, check=False)
             process = self.members.processes.pop("x")
             process.send_signal(signal.SIGTERM)
             self.assertEqual(process.wait(TIMEOUT_S), 0)
@@ -314,7 +318,7 @@ class MalformedRequestTest(unittest.TestCase):
     def test_message_of_100_megabytes_is_refused_and_not_kept(self):
         before = rss_bytes(self.members.processes["router"].pid)
         self.refuse(field(2, 2, b"x" * (100 * MB)), grpc.StatusCode.RESOURCE_EXHAUSTED)
-        self.assertLess(rss_bytes(self.members.processes["router"].pid) - before, 160 * MB)
+        self.assertLess(rss_bytes(self.members.processes["router"].pid) - before, 160 * MB * SLOWNESS)
 
     def test_unfinished_messages_take_bounded_memory_and_disturb_nobody(self):
         before = rss_bytes(self.members.processes["router"].pid)
@@ -330,7 +334,7 @@ class MalformedRequestTest(unittest.TestCase):
         print(f"{taken // MB} MiB of unfinished messages were taken, memory grew by {grown // MB} MiB, "
               f"{sum(each.ended for each in unfinished)} were ended", file=sys.stderr)
         self.assertEqual(bystander.failures, [])
-        self.assertLess(grown, 320 * MB)
+        self.assertLess(grown, 320 * MB * SLOWNESS)
 
     def test_metadata_of_a_megabyte_is_refused(self):
         codes = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL
@@ -443,7 +447,7 @@ class MalformedRequestTest(unittest.TestCase):
             self.assertIn(code, (0, 400, 413, 414, 431))
         code, text = self.http(b"{\"prompt\":\"" + b"a" * (3 * MB) + b"\"}")
         self.assertIn(code, (400, 413), text[:300])
-        self.assertLess(rss_bytes(self.members.processes["router"].pid) - before, 64 * MB)
+        self.assertLess(rss_bytes(self.members.processes["router"].pid) - before, 64 * MB * SLOWNESS)
 
 
 class HostileModelTest(unittest.TestCase):
@@ -484,7 +488,7 @@ class HostileModelTest(unittest.TestCase):
                 self.assertIn(code, (1, 2), f"{title}: {output}")
                 self.assertIn("baton worker: ", output)
                 # Weights are the worker's alone: the router may serve.
-                self.assertIn(router_code, (0, 1, 2), f"{title}: {router_output}")
+                self.assertIn(router_code, (0, 1, 2, -signal.SIGTERM), f"{title}: {router_output}")
                 self.assertIn(says, output + router_output)
                 for text in (output, router_output):
                     self.assertNotIn("\033", text)
