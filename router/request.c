@@ -238,7 +238,11 @@ static void on_timer(void *ctx)
         break;
     case BT_ROUTER_REQUEST_QUEUED:
         if (now_ns < request->deadline_ns && now_ns >= request->queue_deadline_ns) {
-            on_queue_deadline(request, now_ns);
+            /* One that has just come back has not been tried yet when there is no time to wait. */
+            bt_router_queue_drain(request->router);
+            if (request->state == BT_ROUTER_REQUEST_QUEUED) {
+                on_queue_deadline(request, now_ns);
+            }
             return;
         }
         break;

@@ -73,6 +73,21 @@ static void decode_takes_over_when_the_only_prefill_worker_fails(void **state)
     assert_int_equal(d->runs[d->n_runs - 1].mode, BT_LINK_MODE_WHOLE);
 }
 
+static void without_time_to_wait_a_retry_still_finds_who_is_free(void **state)
+{
+    rig *r = *state;
+    r->options.queue_time_ms = 0;
+    rig_start(r);
+    rig_worker *failing = rig_add_worker(r, "b0", BT_LINK_ROLE_BOTH);
+    failing->fail = BT_EIO;
+    (void)rig_add_worker(r, "b1", BT_LINK_ROLE_BOTH);
+    rig_wait_ready(r, true);
+    rig_client *c = rig_generate_text(r, "x");
+    rig_expect_ok(c, REPLY);
+    assert_int_equal(failing->n_runs, 1);
+    assert_int_equal(c->last->finish->route->attempts, 2);
+}
+
 static void a_failed_pull_blames_the_prefill_worker(void **state)
 {
     rig *r = start_two_prefill(state);
@@ -369,6 +384,7 @@ static const struct CMUnitTest tests[] = {
     RIG_TEST(prefill_dies_before_its_first_token_and_another_takes_over),
     RIG_TEST(prefill_fails_and_another_takes_over),
     RIG_TEST(decode_takes_over_when_the_only_prefill_worker_fails),
+    RIG_TEST(without_time_to_wait_a_retry_still_finds_who_is_free),
     RIG_TEST(a_failed_pull_blames_the_prefill_worker),
     RIG_TEST(a_retry_that_never_helps_ends_with_the_last_reason),
     RIG_TEST(workers_without_room_are_overload),
