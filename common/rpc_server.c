@@ -200,7 +200,7 @@ static bool split_address(const char *address, char host[HOST_BYTES], const char
     }
     const bool bracketed = address[0] == '[' && colon > address && colon[-1] == ']';
     if (!bracketed && memchr(address, ':', (size_t)(colon - address)) != NULL) {
-        return false; /* to gRPC "ipv4:0.0.0.0:1" and "vsock:1:1" are addresses too */
+        return false; /* gRPC has kinds of addresses of its own, as "vsock:1:1" */
     }
     const size_t len = (size_t)(colon - address) - (bracketed ? 2 : 0);
     memcpy(host, bracketed ? address + 1 : address, len);

@@ -6,7 +6,11 @@
  *   until on_done, the request until its last delta was sent, whichever comes first.
  *
  *   unary: one message in, one out. Tokenize and Detokenize work on the pool in between; a
- *   client that goes meanwhile leaves the struct to the job, which frees it when it is back. */
+ *   client that goes meanwhile leaves the struct to the job, which frees it when it is back.
+ *
+ * A client that never sends its message, or takes neither the last one of its answer nor the status
+ * behind it, would keep the call and what is under way in it for as long as it likes: its time for
+ * either is bounded (patience). What comes between is the request's business. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +39,41 @@ static void finish_error(bt_rpc_call *call, bt_status status, const char *text,
                        has_pushback ? 1 : 0);
 }
 
+/* --------------------------------------------------------------------------- patience ---- */
+
+typedef struct patience {
+    bt_timer *timer;
+    bt_rpc_call *call;
+} patience;
+
+static void on_patience_over(void *ctx)
+{
+    bt_rpc_call_cancel(((patience *)ctx)->call);
+}
+
+/* The message is due. */
+static bt_status begin_patience(patience *p, const bt_router *router, bt_rpc_call *call)
+{
+    p->call = call;
+    const bt_status status = bt_timer_create(router->loop, on_patience_over, p, &p->timer);
+    if (status == BT_OK) {
+        bt_timer_start(p->timer, 2 * router->options.read_time_ms, 0);
+    }
+    return status;
+}
+
+/* It has come. */
+static void rest_patience(const patience *p)
+{
+    bt_timer_stop(p->timer);
+}
+
+/* All of the answer was said. */
+static void end_patience(const patience *p, const bt_router *router)
+{
+    bt_timer_start(p->timer, router->options.read_time_ms, 0);
+}
+
 /* --------------------------------------------------------------------------- Generate ---- */
 
 typedef struct generate_call {
@@ -42,29 +81,9 @@ typedef struct generate_call {
     bt_rpc_call *call;
     bt_router_request *request; /* NULL before submit and after its last delta */
     const bt_tokenizer *tokenizer;
-    bool answered;     /* a message came, or the call was finished */
-    bt_timer *parting; /* a client that does not read has so long to take its status; or NULL */
+    bool answered; /* a message came, or the call was finished */
+    patience patience;
 } generate_call;
-
-static void on_parting_over(void *ctx)
-{
-    bt_rpc_call_cancel(((generate_call *)ctx)->call);
-}
-
-/* The status of a stream comes behind its messages. A client that takes no message takes no status
- * either, and would keep the call, and what is under way in it, as long as it likes. */
-static void part_from_slow_client(generate_call *g)
-{
-    const bt_router *router = g->front->router;
-    if (bt_rpc_call_can_send(g->call)) {
-        return;
-    }
-    if (bt_timer_create(router->loop, on_parting_over, g, &g->parting) != BT_OK) {
-        bt_rpc_call_cancel(g->call);
-        return;
-    }
-    bt_timer_start(g->parting, router->options.read_time_ms, 0);
-}
 
 /* Sends what there is, as far as the stream takes it. */
 static void pump(generate_call *g)
@@ -81,14 +100,15 @@ static void pump(generate_call *g)
             if (bt_router_front_grpc_pack_delta(g->tokenizer, &delta, scratch) != BT_OK) {
                 bt_router_request_abandon(g->request, "the router is out of memory");
                 g->request = NULL;
+                end_patience(&g->patience, g->front->router);
                 finish_error(g->call, BT_ENOMEM, "the router is out of memory", 0);
                 return;
             }
             bt_rpc_call_send(g->call, (const uint8_t *)scratch->bytes, scratch->len);
         }
         if (delta.is_last) {
+            end_patience(&g->patience, g->front->router);
             if (is_failure) {
-                part_from_slow_client(g);
                 finish_error(g->call, delta.status, delta.error, delta.retry_after_ms);
             } else {
                 bt_rpc_call_finish(g->call, BT_RPC_OK, "", NULL, 0);
@@ -162,6 +182,7 @@ static void on_generate_message(bt_rpc_call *call, const uint8_t *data, size_t l
         finish_error(call, BT_EINVAL, "the call ended without a request", 0);
         return;
     }
+    rest_patience(&g->patience);
     const char *given = bt_rpc_call_meta(call, "x-request-id");
     if (given != NULL && bt_router_label_is_valid(given)) {
         echo_label(call, given);
@@ -170,6 +191,7 @@ static void on_generate_message(bt_rpc_call *call, const uint8_t *data, size_t l
     uint64_t retry_after_ms = 0;
     const bt_status status = submit(g, data, len, &err, &retry_after_ms);
     if (status != BT_OK) {
+        end_patience(&g->patience, g->front->router);
         finish_error(call, status, err.text, retry_after_ms);
         return;
     }
@@ -191,7 +213,7 @@ static void on_generate_done(bt_rpc_call *call, bt_rpc_code code, const char *me
     if (g->request != NULL) {
         bt_router_request_abandon(g->request, "the client went away");
     }
-    bt_timer_destroy(g->parting);
+    bt_timer_destroy(g->patience.timer);
     free(g);
 }
 
@@ -203,12 +225,14 @@ static const bt_rpc_callbacks generate_callbacks = {
 
 static void handle_generate(bt_rpc_call *call, void *ctx)
 {
+    bt_router_front_grpc *front = ctx;
     generate_call *g = calloc(1, sizeof *g);
-    if (g == NULL) {
+    if (g == NULL || begin_patience(&g->patience, front->router, call) != BT_OK) {
+        free(g);
         bt_rpc_call_finish(call, BT_RPC_RESOURCE_EXHAUSTED, "the router is out of memory", NULL, 0);
         return;
     }
-    g->front = ctx;
+    g->front = front;
     g->call = call;
     bt_rpc_call_accept(call, &generate_callbacks, g);
     bt_rpc_call_recv(call);
@@ -227,6 +251,7 @@ struct unary_call {
     unary_fn handle;
     bool answered;
     bool job_running;
+    patience patience;
     /* of a job */
     const bt_router_model_card *model;
     bt_router_prompt *prompt;
@@ -250,6 +275,7 @@ static void free_unary(unary_call *u)
 /* Sends u->out, or the error. */
 static void finish_unary(unary_call *u, bt_status status, const char *text)
 {
+    end_patience(&u->patience, u->front->router);
     if (status != BT_OK) {
         finish_error(u->call, status, text, u->front->router->options.retry_pushback_ms);
         return;
@@ -452,6 +478,7 @@ static void on_unary_message(bt_rpc_call *call, const uint8_t *data, size_t len,
         finish_error(call, BT_EINVAL, "the call ended without a request", 0);
         return;
     }
+    rest_patience(&u->patience);
     bt_error err = {.text = ""};
     const bt_status status = u->handle(u, data, len, &err);
     if (status != BT_OK) {
@@ -465,6 +492,7 @@ static void on_unary_done(bt_rpc_call *call, bt_rpc_code code, const char *messa
     (void)code;
     (void)message;
     unary_call *u = ctx;
+    bt_timer_destroy(u->patience.timer);
     if (u->job_running) {
         u->call = NULL; /* the job frees it */
         return;
@@ -480,7 +508,8 @@ static const bt_rpc_callbacks unary_callbacks = {
 static void accept_unary(bt_rpc_call *call, bt_router_front_grpc *front, unary_fn handle)
 {
     unary_call *u = calloc(1, sizeof *u);
-    if (u == NULL) {
+    if (u == NULL || begin_patience(&u->patience, front->router, call) != BT_OK) {
+        free(u);
         bt_rpc_call_finish(call, BT_RPC_RESOURCE_EXHAUSTED, "the router is out of memory", NULL, 0);
         return;
     }

@@ -494,7 +494,7 @@ class DoorsTest(unittest.TestCase):
             self.refuse(("--listen", "--api-keys"), "up", "--listen", everywhere)
 
     def test_addresses_that_only_grpc_knows_are_refused(self):
-        """Taken as they are they would open a door that nobody has looked at."""
+        """It has kinds of addresses of its own: none is listened on that the check of doors can't look at."""
         for address in ("ipv4:0.0.0.0:0", "ipv6:[::]:0", "dns:0.0.0.0:0", "dns:///0.0.0.0:0"):
             for flag in ("--listen", "--attach"):
                 local = ("--listen", "127.0.0.1:0", "--attach", "127.0.0.1:0", "--http", "none")

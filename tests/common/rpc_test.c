@@ -540,7 +540,7 @@ static void bound_port_is_free_again_without_serving(void **state)
     bt_rpc_server_destroy(next);
 }
 
-/* gRPC would listen on all of these, though to us they are no address that could be looked at. */
+/* gRPC has kinds of addresses of its own ("vsock:"): none is listened on that was not looked at. */
 static void addresses_that_only_grpc_knows_are_refused(void **state)
 {
     fixture *f = *state;

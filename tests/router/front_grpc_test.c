@@ -413,6 +413,113 @@ static void requests_are_counted_by_their_end(void **state)
     free(text);
 }
 
+/* ---- clients that neither ask nor take ---- */
+
+static int setup_impatient(void **state)
+{
+    (void)rig_setup(state);
+    rig *r = *state;
+    r->options.read_time_ms = 20;
+    rig_start(r);
+    return 0;
+}
+
+typedef struct idler {
+    bt_rpc_call *call; /* NULL after its end */
+    bool done;
+    bt_rpc_code code;
+} idler;
+
+static void on_idler_message(bt_rpc_call *call, const uint8_t *data, size_t len, bool end,
+                             void *ctx)
+{
+    (void)call;
+    (void)data;
+    (void)len;
+    (void)end;
+    (void)ctx;
+}
+
+static void on_idler_done(bt_rpc_call *call, bt_rpc_code code, const char *message, void *ctx)
+{
+    (void)call;
+    (void)message;
+    idler *i = ctx;
+    i->call = NULL;
+    i->done = true;
+    i->code = code;
+}
+
+static bool is_done(void *ctx)
+{
+    return ((const idler *)ctx)->done;
+}
+
+/* A call with that message, or none (NULL). */
+static void start_idler(rig *r, idler *i, const char *path, const ProtobufCMessage *message)
+{
+    static const bt_rpc_callbacks idler_callbacks = {.on_message = on_idler_message,
+                                                     .on_done = on_idler_done};
+    const bt_rpc_start start = {.path = path};
+    *i = (idler){.done = false};
+    assert_int_equal(bt_rpc_channel_start(r->channel, &start, &idler_callbacks, i, &i->call),
+                     BT_OK);
+    if (message != NULL) {
+        const size_t n = protobuf_c_message_get_packed_size(message);
+        uint8_t *bytes = malloc(n + 1);
+        assert_non_null(bytes);
+        protobuf_c_message_pack(message, bytes);
+        bt_rpc_call_send(i->call, bytes, n);
+        free(bytes);
+        bt_rpc_call_close_send(i->call);
+    }
+}
+
+static void a_call_whose_message_never_comes_ends(void **state)
+{
+    static const char *const paths[] = {"/baton.v1.Generation/Generate",
+                                        "/baton.v1.Generation/Tokenize",
+                                        "/baton.v1.Generation/ListModels"};
+    rig *r = *state;
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        idler idle;
+        start_idler(r, &idle, paths[i], NULL);
+        rig_wait(r, is_done, &idle);
+        assert_int_equal(idle.code, BT_RPC_CANCELLED);
+    }
+}
+
+/* The client asks for nothing for a while, the longer the slower this machine is, and then learns
+ * how the call has ended. */
+static void an_answer_that_nobody_takes_ends(void **state)
+{
+    enum { IDS = 3000000 }; /* their pieces, 12 MB, are more than gRPC takes from us unread */
+    rig *r = *state;
+    uint32_t *ids = calloc(IDS, sizeof *ids);
+    assert_non_null(ids);
+    Baton__V1__DetokenizeRequest request = BATON__V1__DETOKENIZE_REQUEST__INIT;
+    request.n_ids = IDS;
+    request.ids = ids;
+    char address[64];
+    snprintf(address, sizeof address, "127.0.0.1:%d", bt_router_client_port(r->router));
+    bt_rpc_channel_destroy(r->channel);
+    const bt_rpc_channel_options options = {.address = address, .message_bytes_max = 64 << 20};
+    assert_int_equal(bt_rpc_channel_create(r->rpc, &options, &r->channel), BT_OK);
+    idler idle = {.code = BT_RPC_OK};
+    for (uint32_t n = 5; n <= 80 && idle.code != BT_RPC_CANCELLED; n *= 2) {
+        start_idler(r, &idle, "/baton.v1.Generation/Detokenize", &request.base);
+        for (uint32_t i = 0; i < n; i++) {
+            rig_idle(r);
+        }
+        if (idle.call != NULL) {
+            bt_rpc_call_recv(idle.call);
+        }
+        rig_wait(r, is_done, &idle);
+    }
+    assert_int_equal(idle.code, BT_RPC_CANCELLED);
+    free(ids);
+}
+
 static const struct CMUnitTest tests[] = {
 #define RIG_TEST(name) cmocka_unit_test_setup_teardown(name, setup, rig_teardown)
     RIG_TEST(numbers_out_of_range_are_named),
@@ -426,6 +533,9 @@ static const struct CMUnitTest tests[] = {
     RIG_TEST(the_clusters_state_is_told),
     RIG_TEST(health_follows_readiness),
     RIG_TEST(requests_are_counted_by_their_end),
+#define IMPATIENT_TEST(name) cmocka_unit_test_setup_teardown(name, setup_impatient, rig_teardown)
+    IMPATIENT_TEST(a_call_whose_message_never_comes_ends),
+    IMPATIENT_TEST(an_answer_that_nobody_takes_ends),
 };
 
 int main(void)
