@@ -149,6 +149,9 @@ static bt_status check_deadline(const bt_router_request *request, const bt_route
     if (with_margin(need_ns) <= left_ns) {
         return BT_OK;
     }
+    if (left_ns <= 0) {
+        return bt_error_set(err, BT_EDEADLINE, "the deadline passed before the request was placed");
+    }
     *retry_after_ms = pushback_ms(request->router, f->wait_ns, with_margin(need_ns) - left_ns);
     return bt_error_set(err, BT_EEXHAUSTED,
                         "it would take some %" PRId64 " ms (%" PRId64 " ms of it waiting) for at "

@@ -92,7 +92,7 @@ static const unsigned places_of[N_FAULTS] = {
     [SPOIL] = 1 << D,
     [ALLOCATION] = 1 << ROUTER, /* of the loop thread, which all members share here */
     [CLOCK_NEAR] = 1 << ROUTER,
-    [CLOCK_FAR] = 0, /* for now */
+    [CLOCK_FAR] = 1 << ROUTER,
 };
 
 typedef struct cell {
