@@ -73,6 +73,13 @@ static void post(bt_decode_worker *worker, const bt_decode_command *command)
 
 /* ------------------------------------------------------------------- from the routers ---- */
 
+/* Why a run can't begin whose pull can't. That its peer can't be reached from here is no fault of
+ * the request: it runs elsewhere, or with another peer. */
+static bt_status status_of_open(bt_status status)
+{
+    return status == BT_AGAIN ? BT_EEXHAUSTED : status == BT_EINVAL ? BT_EMISMATCH : status;
+}
+
 static bt_status open_pull(bt_decode_worker *worker, const bt_worker_run *run, bt_error *err)
 {
     bt_kv_peer peer = {.incarnation = run->peer.incarnation};
@@ -92,7 +99,7 @@ static void on_run(bt_worker_run *run, void *ctx)
         bt_error err = {{0}};
         const bt_status status = open_pull(worker, run, &err);
         if (status != BT_OK) {
-            bt_worker_stop_run(worker->base, run, status == BT_AGAIN ? BT_EEXHAUSTED : status,
+            bt_worker_stop_run(worker->base, run, status_of_open(status),
                                "cannot pull the KV cache from '%s': %s", run->peer.name, err.text);
             return;
         }

@@ -26,6 +26,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/check.h"
 #include "common/clock.h"
@@ -34,8 +35,17 @@
 
 enum { MOVES_PER_WORKER = 8 }; /* at a time: the others go on meanwhile */
 
-/* A worker that has room for the stream now, or NULL. */
-static bt_router_worker *choose_target(bt_router_request *request, const bt_router_worker *from)
+/* Whether `to` gets to the blocks of `from`: by TCP, or on the same host. */
+static bool can_pull(const bt_router_worker *from, const bt_router_worker *to)
+{
+    const bt_link_kv_peer *kv = &from->hello.kv;
+    const bool same_host = memcmp(kv->boot_id, to->hello.kv.boot_id, sizeof kv->boot_id) == 0;
+    return kv->kv_tcp[0] != '\0' || (kv->kv_unix[0] != '\0' && same_host);
+}
+
+/* A worker that has room for the stream now, or NULL. `pulls`: from where it is. */
+static bt_router_worker *choose_target(bt_router_request *request, const bt_router_worker *from,
+                                       bool pulls)
 {
     bt_router *router = request->router;
     bt_router_worker_view views[BT_ROUTER_WORKERS_MAX];
@@ -51,8 +61,9 @@ static bt_router_worker *choose_target(bt_router_request *request, const bt_rout
     };
     for (size_t i = 0; i < n; i++) {
         const bt_router_worker *worker = bt_router_registry_at(router->registry, slots[i]);
-        views[i].excluded =
-            worker == from || bt_router_request_has_failed(request, worker->session);
+        views[i].excluded = worker == from ||
+                            bt_router_request_has_failed(request, worker->session) ||
+                            (pulls && !can_pull(from, worker));
     }
     const bt_router_policy_options options = bt_router_policy_options_of(router);
     uint32_t d_idx;
@@ -112,7 +123,7 @@ void bt_router_move_away(bt_router *router, bt_router_worker *worker)
             request->legs[BT_ROUTER_LEG_FROM].open) {
             continue;
         }
-        if (choose_target(request, worker) == NULL) {
+        if (choose_target(request, worker, !is_early(request)) == NULL) {
             continue; /* it ends here, if it can */
         }
         if (is_early(request)) {
@@ -172,7 +183,7 @@ static bt_status send_pull(bt_router_request *request, bt_router_worker *to)
 static void pull(bt_router_request *request, bt_router_worker *from)
 {
     const uint32_t n_output = bt_router_request_count_output(request);
-    bt_router_worker *to = choose_target(request, from);
+    bt_router_worker *to = choose_target(request, from, true);
     const bt_status status = to == NULL ? BT_AGAIN : send_pull(request, to);
     if (status != BT_OK) {
         bt_link_router_resume(from->peer, request->id, request->legs[BT_ROUTER_LEG_D].attempt);
@@ -203,7 +214,7 @@ void bt_router_on_parked(bt_router *router, bt_router_worker *worker, const bt_l
         request->move != BT_ROUTER_MOVE_PARKING || request->state == BT_ROUTER_REQUEST_ENDING) {
         return;
     }
-    if (parked->status == BT_AGAIN && choose_target(request, worker) != NULL) {
+    if (parked->status == BT_AGAIN && choose_target(request, worker, false) != NULL) {
         bt_router_request_replace(request, parked->error.text);
         return;
     }

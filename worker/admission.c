@@ -24,13 +24,13 @@ static bt_status check_peer(const bt_link_run *run, bt_error *err)
                             "cannot pull the KV cache: the request names no prefill worker");
     }
     if (run->peer.kv_tcp[0] == '\0' && run->peer.kv_unix[0] == '\0') {
-        return bt_error_set(err, BT_EINVAL,
+        return bt_error_set(err, BT_EMISMATCH,
                             "cannot pull the KV cache from '%s': it serves none. Give that worker "
                             "a --kv-address",
                             run->peer.name);
     }
     if (!address_fits(run->peer.kv_tcp) || !address_fits(run->peer.kv_unix)) {
-        return bt_error_set(err, BT_EINVAL,
+        return bt_error_set(err, BT_EMISMATCH,
                             "cannot pull the KV cache from '%s': its address is too long",
                             run->peer.name);
     }

@@ -113,7 +113,14 @@ static void pull_from_nobody_fails_as_the_peers_fault(void **state)
     bt_rig_set_kv_address(rig, "");
     bt_rig_send(rig, BT_RIG_DECODE, BT_LINK_MODE_DECODE, &none);
     bt_rig_wait_finished(rig, BT_RIG_DECODE, &none);
-    assert_int_equal(none.end[BT_RIG_DECODE].status, BT_EINVAL);
+    assert_int_equal(none.end[BT_RIG_DECODE].status, BT_EMISMATCH);
+    /* no more than with one that only those of another host reach */
+    static bt_rig_request far;
+    bt_rig_request_init(rig, &far, prompt, PROMPT);
+    bt_rig_set_kv_socket(rig, "@on another host");
+    bt_rig_send(rig, BT_RIG_DECODE, BT_LINK_MODE_DECODE, &far);
+    bt_rig_wait_finished(rig, BT_RIG_DECODE, &far);
+    assert_int_equal(far.end[BT_RIG_DECODE].status, BT_EMISMATCH);
     bt_rig_destroy(rig);
 }
 

@@ -94,6 +94,29 @@ static void a_stream_moves_after_any_token(void **state)
     rig_wait_metric(r, "baton_router_requests_total{end=\"stop\"} 12");
 }
 
+/* It serves its blocks on its own host alone, and the other worker is on another one. */
+static void a_stream_that_no_other_worker_reaches_ends_where_it_is(void **state)
+{
+    rig *r = *state;
+    rig_start(r);
+    bt_link_hello hello = rig_hello(r, "d0", BT_LINK_ROLE_BOTH);
+    hello.kv.kv_tcp[0] = '\0';
+    snprintf(hello.kv.kv_unix, sizeof hello.kv.kv_unix, "@d0");
+    hello.kv.boot_id[0] = 1;
+    rig_worker *d0 = rig_dial(r, &hello);
+    d0->emit_max = 5;
+    rig_wait_ready(r, true);
+    rig_client *c = rig_generate_text(r, "x");
+    rig_wait_tokens(c, 5);
+    rig_worker *d1 = rig_add_worker(r, "d1", BT_LINK_ROLE_BOTH);
+    rig_drain(d0);
+    rig_expect_ok(rig_generate_text(r, "y"), REPLY);
+    assert_int_equal(d0->runs[0].n_parks, 0);
+    rig_resume(d0, 0);
+    rig_expect_ok(c, REPLY);
+    assert_int_equal(d1->n_runs, 1); /* the other request's */
+}
+
 static void the_newest_token_told_again_is_no_double(void **state)
 {
     scene s = begin(state, 5);
@@ -381,6 +404,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         MOVE_TEST(a_stream_moves_after_any_token),
+        MOVE_TEST(a_stream_that_no_other_worker_reaches_ends_where_it_is),
         MOVE_TEST(the_newest_token_told_again_is_no_double),
         MOVE_TEST(logprobs_and_stop_strings_go_on),
         MOVE_TEST(whole_requests_move_as_well_and_keep_their_usage),

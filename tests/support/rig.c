@@ -616,6 +616,14 @@ void bt_rig_set_kv_address(bt_rig *rig, const char *tcp)
     snprintf(kv->kv_tcp, sizeof kv->kv_tcp, "%s", tcp);
 }
 
+void bt_rig_set_kv_socket(bt_rig *rig, const char *name)
+{
+    bt_link_kv_peer *kv = &rig->halves[BT_RIG_PREFILL].hello.kv;
+    kv->incarnation = 1;
+    snprintf(kv->kv_unix, sizeof kv->kv_unix, "%s", name);
+    memset(kv->boot_id, 0xFF, sizeof kv->boot_id);
+}
+
 const bt_link_load *bt_rig_load(const bt_rig *rig, bt_rig_worker which)
 {
     return &rig->halves[which].load;

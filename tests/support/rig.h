@@ -125,6 +125,9 @@ void bt_rig_wait_attached(bt_rig *rig, bt_rig_worker which);
 /* Pretends that a prefill worker is attached which serves KV at this tcp address. */
 void bt_rig_set_kv_address(bt_rig *rig, const char *tcp);
 
+/* One of another host, at this socket. */
+void bt_rig_set_kv_socket(bt_rig *rig, const char *name);
+
 /* The worker's newest load report, and blocks it says it holds. */
 const bt_link_load *bt_rig_load(const bt_rig *rig, bt_rig_worker which);
 uint32_t bt_rig_blocks_known(const bt_rig *rig, bt_rig_worker which);
