@@ -9,12 +9,18 @@
 
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/link.h"
 #include "tests/proto/by_hand.h"
+#include "tests/support/mutation.h"
+
+#define SEEDS "tests/fuzz/corpus/link"
+
+enum { SEED_BYTES_MAX = 4096, MUTATIONS = 60 };
 
 #define INIT(NAME) BATON__WORKER__V1__##NAME##__INIT
 
@@ -281,6 +287,18 @@ static void senseless_messages_end_the_stream(void **state)
     assert_true(bt_link_router_get_stats(f->link).malformed == 6);
 }
 
+/* The router may have ended the call already, which is gone then. */
+static void end_talk(fixture *f)
+{
+    if (!f->talk.done) {
+        bt_rpc_call_close_send(f->talk.call);
+    }
+    talk_wait_done(&f->talk);
+    talk_free(&f->talk);
+    f->talk = (talk){0};
+    WAIT_FOR(&f->pair, f->n_down == f->n_up);
+}
+
 /* Whatever becomes of a garbled message, the next worker is served. */
 static void garbled_messages_harm_nobody(void **state)
 {
@@ -298,15 +316,60 @@ static void garbled_messages_harm_nobody(void **state)
         }
         attach_by_hand(f);
         talk_send(&f->talk, wrong, wrong_len);
-        bt_rpc_call_close_send(f->talk.call);
-        talk_wait_done(&f->talk);
-        talk_free(&f->talk);
-        f->talk = (talk){0};
-        WAIT_FOR(&f->pair, f->n_down == f->n_up);
+        end_talk(f);
     }
     const unsigned before = f->n_tokens;
     attach_by_hand(f);
     talk_send(&f->talk, right, len);
+    WAIT_FOR(&f->pair, f->n_tokens == before + 1);
+}
+
+/* One message of a stream that has proved its key, damaged. */
+static void say_damaged(fixture *f, const uint8_t *right, size_t len, uint64_t number)
+{
+    uint8_t wrong[2 * SEED_BYTES_MAX];
+    memcpy(wrong, right, len);
+    const size_t wrong_len = bt_mutate(wrong, len, sizeof wrong, number);
+    attach_by_hand(f);
+    talk_send(&f->talk, wrong, wrong_len);
+    end_talk(f);
+}
+
+/* The bytes of a seed of the link fuzz target; 0: it is none, or not a worker's. */
+static size_t read_seed(const char *name, uint8_t seed[SEED_BYTES_MAX])
+{
+    char path[512];
+    (void)snprintf(path, sizeof path, "%s/%s", SEEDS, name);
+    FILE *file = name[0] != '.' ? fopen(path, "rb") : NULL;
+    const size_t len = file ? fread(seed, 1, SEED_BYTES_MAX, file) : 0;
+    if (file) {
+        (void)fclose(file);
+    }
+    return len > 1 && seed[0] == 0 ? len : 0;
+}
+
+/* Every kind of event that a worker sends, damaged in many ways behind the proof, where the damage
+ * of outsiders does not come. */
+static void damaged_events_behind_the_proof_harm_nobody(void **state)
+{
+    fixture *f = *state;
+    DIR *folder = opendir(SEEDS);
+    assert_non_null(folder);
+    unsigned n_seeds = 0;
+    for (struct dirent *entry = readdir(folder); entry; entry = readdir(folder)) {
+        uint8_t seed[SEED_BYTES_MAX];
+        const size_t len = read_seed(entry->d_name, seed);
+        for (uint64_t number = 0; len > 0 && number < MUTATIONS; number++) {
+            say_damaged(f, seed + 1, len - 1, number);
+        }
+        n_seeds += len > 0;
+    }
+    (void)closedir(folder);
+    assert_true(n_seeds >= 4);
+    uint8_t right[512];
+    const unsigned before = f->n_tokens;
+    attach_by_hand(f);
+    talk_send(&f->talk, right, pack_tokens(right));
     WAIT_FOR(&f->pair, f->n_tokens == before + 1);
 }
 
@@ -347,6 +410,7 @@ int main(void)
         LINK_TEST(gap_in_block_events_asks_for_a_snapshot_once),
         LINK_TEST(senseless_messages_end_the_stream),
         LINK_TEST(garbled_messages_harm_nobody),
+        LINK_TEST(damaged_events_behind_the_proof_harm_nobody),
         LINK_TEST(workers_beyond_the_limit_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
