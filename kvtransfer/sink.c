@@ -24,6 +24,7 @@
 #include "common/check.h"
 #include "common/clock.h"
 #include "common/crc32c.h"
+#include "common/hash.h"
 #include "kvtransfer/sink_int.h"
 
 enum {
@@ -541,6 +542,7 @@ void bt_kv_sink_destroy(bt_kv_sink *sink)
     free(sink->peers);
     free(sink->open);
     free(sink->transfers);
+    bt_hash_wipe(&sink->options.terms.cluster_key, sizeof sink->options.terms.cluster_key);
     free(sink);
 }
 

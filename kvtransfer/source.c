@@ -32,6 +32,7 @@
 #include "common/check.h"
 #include "common/clock.h"
 #include "common/crc32c.h"
+#include "common/hash.h"
 #include "common/log.h"
 #include "common/socket.h"
 #include "kvtransfer/source_int.h"
@@ -497,6 +498,7 @@ void bt_kv_source_destroy(bt_kv_source *source)
     free(source->parked);
     free(source->open);
     free(source->transfers);
+    bt_hash_wipe(&source->options.terms.cluster_key, sizeof source->options.terms.cluster_key);
     free(source);
 }
 

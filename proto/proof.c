@@ -32,6 +32,7 @@ void bt_proof_make(const bt_cluster_key *key, bt_proof_side side, const bt_proof
     const bt_hash256 proof = bt_hash256_final(&hash);
     _Static_assert(sizeof proof.bytes == BT_PROOF_BYTES, "256 bits");
     memcpy(out, proof.bytes, BT_PROOF_BYTES);
+    bt_hash_wipe(&hash, sizeof hash);
 }
 
 bool bt_proof_check(const bt_cluster_key *key, bt_proof_side side, const bt_proof_terms *terms,

@@ -550,5 +550,6 @@ void bt_router_destroy(bt_router *router)
     bt_router_prefix_map_destroy(router->prefix_map);
     bt_router_registry_destroy(router->registry);
     bt_router_models_destroy(router->models);
+    bt_hash_wipe(&router->options.cluster_key, sizeof router->options.cluster_key);
     free(router);
 }
