@@ -557,7 +557,7 @@ enum { CROWD = 6 };
 
 static void ask_crowd(bt_cluster *cluster, bt_cluster_request crowd[CROWD])
 {
-    static char salts[CROWD][8];
+    static char salts[CROWD][16];
     for (int i = 0; i < CROWD; i++) {
         question(&crowd[i]);
         crowd[i].n_prompt = 200;
