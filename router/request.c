@@ -96,12 +96,18 @@ bt_router_request *bt_router_request_find(bt_router *router, bt_request_id id)
 
 /* ------------------------------------------------------------------------------ queue ---- */
 
+/* No two are equal: one that is put back is where it was, before the next one. */
+static bool goes_before(const bt_router_request *a, const bt_router_request *b)
+{
+    return a->order_ns != b->order_ns ? a->order_ns < b->order_ns : a->slot < b->slot;
+}
+
 void bt_router_request_enqueue(bt_router_request *request)
 {
     bt_router *router = request->router;
     BT_ASSERT(!request->is_waiting);
     bt_router_request *after = router->queue_tail;
-    while (after != NULL && request->order_ns < after->order_ns) {
+    while (after != NULL && goes_before(request, after)) {
         after = after->prev;
     }
     request->prev = after;

@@ -431,6 +431,28 @@ static void forecasts_learn_from_waits_that_turned_out_longer(void **state)
                      "the wait would be some 13");
 }
 
+/* The clock stands still while they come; nobody who is here could go on with either. */
+static void streams_of_one_moment_that_fit_nobody_wait_side_by_side(void **state)
+{
+    rig *r = *state;
+    rig_start(r);
+    rig_worker *w = rig_add_worker(r, "b0", BT_LINK_ROLE_BOTH);
+    rig_wait_ready(r, true);
+    w->emit_max = 3;
+    rig_client *a = rig_generate_text(r, "a");
+    rig_client *b = rig_generate_text(r, "b");
+    rig_wait_tokens(a, 3);
+    rig_wait_tokens(b, 3);
+    bt_link_hello hello = rig_hello(r, "other", BT_LINK_ROLE_BOTH);
+    hello.numerics_id[0] ^= 1;
+    rig_wait_up(rig_dial(r, &hello));
+    rig_kill(w);
+    rig_wait_metric(r, "baton_router_requests_queued 2");
+    (void)rig_add_worker(r, "b1", BT_LINK_ROLE_BOTH);
+    rig_expect_ok(a, REPLY);
+    rig_expect_ok(b, REPLY);
+}
+
 static void waiting_makes_up_for_priority(void **state)
 {
     rig *r = *state;
@@ -485,6 +507,7 @@ static const struct CMUnitTest tests[] = {
     TIMED_TEST(a_deadline_strikes_in_every_state),
     TIMED_TEST(a_target_is_the_longest_wait_in_the_queue),
     TIMED_TEST(forecasts_learn_from_waits_that_turned_out_longer),
+    TIMED_TEST(streams_of_one_moment_that_fit_nobody_wait_side_by_side),
     TIMED_TEST(waiting_makes_up_for_priority),
 };
 
