@@ -44,7 +44,7 @@ static bt_router_backlog backlog_before(const bt_router *router, uint32_t model_
     const bt_router_usage *usage = &router->usage[model_idx];
     bt_router_backlog backlog = {.stay_tokens = (uint32_t)(usage->asked * usage->share)};
     for (const bt_router_request *r = router->queue_head; r != NULL; r = r->next) {
-        if (r->model_idx == model_idx && r->order_ns < order_ns) {
+        if (r->model_idx == model_idx && r->order_ns < order_ns && !r->is_aside) {
             backlog.n_requests++;
             backlog.n_tokens += r->n_prompt;
         }

@@ -115,6 +115,7 @@ void bt_router_request_enqueue(bt_router_request *request)
     *(request->prev == NULL ? &router->queue_head : &request->prev->next) = request;
     *(request->next == NULL ? &router->queue_tail : &request->next->prev) = request;
     request->is_waiting = true;
+    request->is_aside = false;
     request->state = BT_ROUTER_REQUEST_QUEUED;
     request->queued_ns = bt_clock_now_ns();
     request->queue_deadline_ns =
@@ -170,6 +171,7 @@ void bt_router_queue_drain(void *ctx)
             request->queue_deadline_ns = deadline_ns;
             request->queued_ns = queued_ns;
             bt_router_request_arm(request);
+            request->is_aside = status == BT_ENOTFOUND;
             is_full[request->model_idx] = status == BT_AGAIN;
         }
     }

@@ -80,6 +80,7 @@ struct bt_router_request {
     bool job_running;        /* the prompt belongs to the work pool */
     bool started;            /* the first delta was consumed */
     bool is_waiting;         /* in the queue's list */
+    bool is_aside;           /* in it, and holds up nobody: those who are here can't go on with it */
     bool decode_done;        /* D said that it is through, an earlier token is still missing */
     bt_router_request *next; /* in the queue */
     bt_router_request *prev;

@@ -445,9 +445,13 @@ static void streams_of_one_moment_that_fit_nobody_wait_side_by_side(void **state
     rig_wait_tokens(b, 3);
     bt_link_hello hello = rig_hello(r, "other", BT_LINK_ROLE_BOTH);
     hello.numerics_id[0] ^= 1;
-    rig_wait_up(rig_dial(r, &hello));
+    rig_worker *other = rig_dial(r, &hello);
+    rig_wait_up(other);
     rig_kill(w);
     rig_wait_metric(r, "baton_router_requests_queued 2");
+    /* A newcomer does not wait behind them: they are no backlog of whom it goes to. */
+    report(other, (bt_link_load){.prefill_token_ns = 60 * (uint64_t)second_ns});
+    rig_expect_ok(rig_generate_text(r, "c"), REPLY);
     (void)rig_add_worker(r, "b1", BT_LINK_ROLE_BOTH);
     rig_expect_ok(a, REPLY);
     rig_expect_ok(b, REPLY);
