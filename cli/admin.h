@@ -23,7 +23,7 @@ typedef struct bt_admin_options {
      .group = "Request",                                                                           \
      .fallback = "127.0.0.1:7071",                                                                 \
      .placeholder = "HOST:PORT",                                                                   \
-     .help = "Attach address of a router of the cluster.",                                         \
+     .help = "Attach address of a router that the workers are attached to; one is enough.",        \
      .offset = offsetof(target, member.attach)},                                                   \
         {.name = "cluster-key-file",                                                               \
          .type = BT_CONFIG_STRING,                                                                 \
@@ -33,7 +33,8 @@ typedef struct bt_admin_options {
          .offset = offsetof(target, member.cluster_key_file)},                                     \
         BT_CLI_TLS_CONFIG_ROWS(target, member.tls, "Request", "the router")
 
-/* A client that shows the token which is derived from the cluster key. */
+/* A client that shows the token which is derived from the cluster key. Warns where that crosses the
+ * network in plain text: whoever reads it there can drain and explain from then on. */
 BT_MUST_CHECK bt_status bt_admin_open(const bt_admin_options *options, bt_client **out,
                                       bt_error *err);
 

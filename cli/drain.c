@@ -7,38 +7,21 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "cli/admin.h"
 #include "cli/cli.h"
-#include "cli/client.h"
-#include "cli/security.h"
 #include "common/clock.h"
-#include "common/hash.h"
 #include "proto/admin.pb-c.h"
 
 enum { POLL_MS = 250 };
 
 typedef struct drain_options {
-    const char *attach;
-    const char *cluster_key_file;
+    bt_admin_options admin;
     bool wait;
     int64_t timeout_ns;
-    bt_rpc_tls tls;
 } drain_options;
 
 static const bt_config_option options_table[] = {
-    {.name = "attach",
-     .type = BT_CONFIG_STRING,
-     .group = "Request",
-     .fallback = "127.0.0.1:7071",
-     .placeholder = "HOST:PORT",
-     .help = "Attach address of a router that the worker is attached to; one of them is enough.",
-     .offset = offsetof(drain_options, attach)},
-    {.name = "cluster-key-file",
-     .type = BT_CONFIG_STRING,
-     .group = "Request",
-     .placeholder = "FILE",
-     .help = "Secret of the cluster, as the router has it; BATON_CLUSTER_KEY holds it too.",
-     .offset = offsetof(drain_options, cluster_key_file)},
-    BT_CLI_TLS_CONFIG_ROWS(drain_options, tls, "Request", "the router"),
+    BT_ADMIN_CONFIG_ROWS(drain_options, admin),
     {.name = "wait",
      .type = BT_CONFIG_BOOL,
      .group = "Request",
@@ -111,27 +94,10 @@ static bt_status ask(bt_client *client, progress *p, int64_t timeout_ns, bt_erro
     return bt_client_run(client, &call, err);
 }
 
-/* With the token that is derived from the cluster key in place of an API key. */
-static bt_status open_client(const drain_options *o, bt_client **out, bt_error *err)
-{
-    bt_cluster_key key;
-    bool is_given;
-    bt_status status = bt_cli_read_cluster_key(o->cluster_key_file, &key, &is_given, err);
-    if (status != BT_OK) {
-        return status;
-    }
-    char token[BT_CLUSTER_KEY_TOKEN_BYTES];
-    bt_cluster_key_admin_token(&key, token);
-    const bt_client_options options = {.address = o->attach, .api_key = token, .tls = o->tls};
-    status = bt_client_open(&options, out, err);
-    bt_hash_wipe(token, sizeof token);
-    return status;
-}
-
 static bt_status drain(const drain_options *o, const char *worker, bt_error *err)
 {
     bt_client *client = NULL;
-    bt_status status = open_client(o, &client, err);
+    bt_status status = bt_admin_open(&o->admin, &client, err);
     if (status != BT_OK) {
         return status;
     }

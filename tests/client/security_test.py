@@ -420,6 +420,15 @@ class ClusterKeyTest(unittest.TestCase):
             self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
         members.close_clean(self)
 
+    def test_operators_are_warned_before_their_token_crosses_a_network_in_plain_text(self):
+        for command in (("drain", "w"), ("explain", "r")):
+            for attach, is_told in (("192.0.2.1:1", True), ("127.0.0.1:1", False)):  # nobody is at either
+                result = subprocess.run([baton(), *command, "--attach", attach, "--timeout", "100ms"], timeout=TIMEOUT_S,
+                                        capture_output=True, text=True,
+                                        env={**os.environ, "BATON_CLUSTER_KEY": "the key of this cluster"})
+                self.assertNotEqual(result.returncode, 0)
+                self.assertEqual("token crosses the network in plain text" in result.stderr, is_told, result.stderr)
+
     def test_worker_with_another_cluster_key_does_not_attach(self):
         with tempfile.TemporaryDirectory() as scratch:
             ours, theirs = (os.path.join(scratch, name) for name in ("ours", "theirs"))
