@@ -22,7 +22,7 @@ import raw_h2 as h2
 
 EXTREMES = [0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 1 << 31, 0xFFFFFFFF, 1 << 63, (1 << 64) - 1]
 PIECE_MAX = 64
-END_S = 5  # from the end of what is said to the end of the connection
+END_S = 5 * int(os.environ.get("BATON_SLOWNESS", "2"))  # from the end of what is said to the end of the connection
 FD_MAX = 8
 WINDOW_UPDATE = 8
 
