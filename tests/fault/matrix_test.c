@@ -488,6 +488,7 @@ static void run_fault(fault f, unsigned places)
         .n_workers = N_WORKERS,
         .workers = {prefill, decode, prefill, decode},
         .no_local_prefill = true,
+        .queue_time_ms = 50000, /* sanitizers take long to start a worker */
     };
     cluster = bt_cluster_create(&options);
     static cell c;
