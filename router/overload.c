@@ -302,7 +302,8 @@ static uint64_t bytes_of(const bt_router_prompt_input *input)
 {
     uint64_t bytes = input->text_len + input->n_ids * sizeof *input->ids;
     for (size_t i = 0; i < input->n_messages; i++) {
-        bytes += input->messages[i].content_len + sizeof input->messages[i];
+        bytes += input->messages[i].role_len + input->messages[i].content_len +
+                 sizeof input->messages[i];
     }
     return bytes;
 }

@@ -429,6 +429,34 @@ static void a_client_has_so_many_bytes_over_all_its_streams(void **state)
     free(reply);
 }
 
+/* Whatever part of a request they are in. */
+static void bytes_of_every_part_of_a_request_count(void **state)
+{
+    rig *r = *state;
+    r->options.client_bytes_max = 1 << 20;
+    (void)start_split(state);
+    char *text = malloc((1 << 20) + 1);
+    assert_non_null(text);
+    memset(text, 'x', 1 << 20);
+    text[1 << 20] = '\0';
+    Baton__V1__GenerateRequest request = BATON__V1__GENERATE_REQUEST__INIT;
+    Baton__V1__ChatMessage message = BATON__V1__CHAT_MESSAGE__INIT;
+    Baton__V1__ChatMessage *messages[] = {&message};
+    Baton__V1__Chat chat = BATON__V1__CHAT__INIT;
+    chat.n_messages = 1;
+    chat.messages = messages;
+    request.prompt_case = BATON__V1__GENERATE_REQUEST__PROMPT_CHAT;
+    request.chat = &chat;
+    char **const parts[] = {&message.role, &message.content};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        message.role = (char[]){"user"};
+        message.content = (char[]){"hi"};
+        *parts[i] = text;
+        rig_expect_error(rig_generate(r, &request), BT_RPC_RESOURCE_EXHAUSTED, "bytes under way");
+    }
+    free(text);
+}
+
 static void chat_and_token_ids_are_prompts_too(void **state)
 {
     rig *r = start_split(state);
@@ -522,6 +550,7 @@ static const struct CMUnitTest tests[] = {
     TIMED_TEST(a_complete_reply_that_nobody_reads_holds_no_slot_for_ever),
     TIMED_TEST(a_client_that_takes_nothing_for_too_long_is_cut_off_in_mid_stream),
     RIG_TEST(a_client_has_so_many_bytes_over_all_its_streams),
+    RIG_TEST(bytes_of_every_part_of_a_request_count),
     RIG_TEST(chat_and_token_ids_are_prompts_too),
     RIG_TEST(a_cache_salt_changes_the_chain),
     RIG_TEST(requests_follow_their_cached_prefix),
