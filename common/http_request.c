@@ -301,8 +301,13 @@ void bt_http_request_host(const bt_http_request *request, char out[BT_HTTP_HOST_
     if (info == NULL || info->client_addr == NULL) {
         return;
     }
-    address.len = info->client_addr->sa_family == AF_INET6 ? (uint32_t)sizeof(struct sockaddr_in6)
-                                                           : (uint32_t)sizeof(struct sockaddr_in);
+    const int family = info->client_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) { /* and there may be no more than the family */
+        (void)snprintf(out, BT_HTTP_HOST_BYTES, "unix");
+        return;
+    }
+    address.len = family == AF_INET6 ? (uint32_t)sizeof(struct sockaddr_in6)
+                                     : (uint32_t)sizeof(struct sockaddr_in);
     memcpy(address.storage, info->client_addr, address.len);
     _Static_assert((int)BT_HTTP_HOST_BYTES >= (int)BT_SOCKET_TEXT_BYTES, "any address fits");
     bt_socket_address_text(&address, out);

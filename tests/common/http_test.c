@@ -282,6 +282,57 @@ static void a_connection_ends_with_its_client(void **state)
     }
 }
 
+static void serve_host(bt_http_request *request, void *ctx)
+{
+    (void)ctx;
+    char host[BT_HTTP_HOST_BYTES];
+    bt_http_request_host(request, host);
+    bt_http_respond_text(request, 200, host);
+}
+
+/* A unix socket has no address at the other end: less than what would be read of one. */
+static void host_of_a_client_is_told_without_its_port(void **state)
+{
+    (void)state;
+    static const char question[] = "GET /host HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    char path[64];
+    (void)snprintf(path, sizeof path, "unix:@baton-http-test-%d", (int)getpid());
+    const struct {
+        const char *listen;
+        const char *says;
+    } cases[] = {{"127.0.0.1:0", "\r\n\r\n127.0.0.1"}, {path, "\r\n\r\nunix"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const bt_http_options options = {.address = cases[i].listen};
+        bt_http_server *server;
+        bt_socket_address address;
+        bt_error err;
+        char text[64];
+        char reply[1024] = "";
+        int fd;
+        assert_int_equal(bt_http_server_create(&options, &server, &err), BT_OK);
+        assert_int_equal(bt_http_server_handle(server, "GET", "/host", serve_host, NULL), BT_OK);
+        assert_int_equal(bt_http_server_start(server, &err), BT_OK);
+        (void)snprintf(text, sizeof text, "127.0.0.1:%d", bt_http_server_port(server));
+        assert_int_equal(bt_socket_resolve(i == 0 ? text : path, false, &address, &err), BT_OK);
+        assert_int_equal(bt_socket_connect(&address, &fd, &err), BT_OK);
+        struct pollfd p = {.fd = fd, .events = POLLOUT};
+        assert_int_equal(poll(&p, 1, -1), 1);
+        assert_int_equal(send(fd, question, sizeof question - 1, MSG_NOSIGNAL),
+                         sizeof question - 1);
+        p.events = POLLIN;
+        size_t got = 0;
+        for (ssize_t n = 1; n > 0; got += (size_t)n) {
+            assert_int_equal(poll(&p, 1, -1), 1);
+            n = recv(fd, reply + got, sizeof reply - 1 - got, 0);
+            assert_true(n >= 0);
+        }
+        reply[got] = '\0';
+        assert_non_null(strstr(reply, cases[i].says));
+        bt_socket_close(fd);
+        bt_http_server_destroy(server);
+    }
+}
+
 #define http_test(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -296,6 +347,7 @@ int main(void)
         http_test(a_port_in_use_and_a_wrong_address_say_so),
         http_test(destroy_ends_connections_that_wait),
         http_test(a_connection_ends_with_its_client),
+        cmocka_unit_test(host_of_a_client_is_told_without_its_port),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
