@@ -99,7 +99,7 @@ void bt_http_server_destroy(bt_http_server *server);
 const char *bt_http_request_method(const bt_http_request *request);
 const char *bt_http_request_path(const bt_http_request *request);
 
-/* The host that it comes from, without a port: "10.0.0.7", "[::1]"; "unix" over such a socket. */
+/* The host that it comes from, without a port: "10.0.0.7", "[::1]"; "unix:" over such a socket. */
 void bt_http_request_host(const bt_http_request *request, char out[BT_HTTP_HOST_BYTES]);
 
 /* Value of a header (any case) or of a query argument (decoded); NULL without. */

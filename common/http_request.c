@@ -303,7 +303,7 @@ void bt_http_request_host(const bt_http_request *request, char out[BT_HTTP_HOST_
     }
     const int family = info->client_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) { /* and there may be no more than the family */
-        (void)snprintf(out, BT_HTTP_HOST_BYTES, "unix");
+        (void)snprintf(out, BT_HTTP_HOST_BYTES, "unix:");
         return;
     }
     address.len = family == AF_INET6 ? (uint32_t)sizeof(struct sockaddr_in6)

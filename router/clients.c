@@ -119,11 +119,19 @@ void bt_router_client_add_bytes(bt_router_client *client, int64_t bytes)
     add(&client->bytes, bytes);
 }
 
+/* gRPC writes an IPv6 address's brackets as an URI does: "ipv6:%5B::1%5D:4711". */
 const char *bt_router_client_of_peer(const char *peer, char buffer[BT_ROUTER_CLIENT_NAME_MAX])
 {
     const char *host =
         strncmp(peer, "ipv4:", 5) == 0 || strncmp(peer, "ipv6:", 5) == 0 ? peer + 5 : peer;
-    snprintf(buffer, BT_ROUTER_CLIENT_NAME_MAX, "%s", host);
+    char *to = buffer;
+    for (const char *at = host; *at != '\0' && to < buffer + BT_ROUTER_CLIENT_NAME_MAX - 1; to++) {
+        const bool opens = strncmp(at, "%5B", 3) == 0;
+        const bool is_bracket = opens || strncmp(at, "%5D", 3) == 0;
+        *to = !is_bracket ? *at : opens ? '[' : ']';
+        at += is_bracket ? 3 : 1;
+    }
+    *to = '\0';
     char *port = host == peer ? NULL : strrchr(buffer, ':');
     if (port != NULL) {
         *port = '\0';

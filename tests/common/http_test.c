@@ -300,7 +300,7 @@ static void host_of_a_client_is_told_without_its_port(void **state)
     const struct {
         const char *listen;
         const char *says;
-    } cases[] = {{"127.0.0.1:0", "\r\n\r\n127.0.0.1"}, {path, "\r\n\r\nunix"}};
+    } cases[] = {{"127.0.0.1:0", "\r\n\r\n127.0.0.1"}, {path, "\r\n\r\nunix:"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const bt_http_options options = {.address = cases[i].listen};
         bt_http_server *server;

@@ -62,6 +62,8 @@ static void a_peer_is_known_by_its_host(void **state)
     char name[BT_ROUTER_CLIENT_NAME_MAX];
     assert_string_equal(bt_router_client_of_peer("ipv4:10.0.0.1:4711", name), "10.0.0.1");
     assert_string_equal(bt_router_client_of_peer("ipv6:[::1]:4711", name), "[::1]");
+    assert_string_equal(bt_router_client_of_peer("ipv6:%5B2001:db8::1%5D:4711", name),
+                        "[2001:db8::1]"); /* as the HTTP door has it */
     assert_string_equal(bt_router_client_of_peer("unix:", name), "unix:");
 }
 
