@@ -392,7 +392,7 @@ static double cpu_seconds(void)
 static bt_status run_load(bench *b, bt_error *err)
 {
     const double cpu_before = cpu_seconds();
-    bt_progress_begin(&b->progress, "requests done", b->options->json);
+    bt_progress_begin(&b->progress, "requests", b->options->json);
     b->began_ns = bt_clock_now_ns();
     bt_timer_start(b->timer, 0, 0);
     bt_loop_run(b->loop);
@@ -495,12 +495,19 @@ static int run_serve(int argc, char **argv)
         status = run_load(&b, &err);
     }
     const bool complete = b.n_over == b.load.n;
+    bool any_good = false;
+    for (size_t i = 0; i < b.n_sent && status == BT_OK; i++) {
+        any_good = any_good || b.results[i].status == BT_OK;
+    }
     close_bench(&b);
     bt_config_destroy(config);
     if (status != BT_OK) {
         return bt_cli_fail("bench serve", status, &err, status == BT_EINVAL);
     }
-    return complete ? BT_CLI_OK : BT_CLI_INTERRUPTED;
+    if (!complete) {
+        return BT_CLI_INTERRUPTED;
+    }
+    return any_good ? BT_CLI_OK : BT_CLI_FAILED;
 }
 
 static int run(int argc, char **argv)
@@ -509,6 +516,9 @@ static int run(int argc, char **argv)
         return run_serve(argc - 1, argv + 1);
     }
     const bool help = argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
+    if (argc >= 2 && !help) {
+        fprintf(stderr, "baton bench: there is no '%s' to run\n\n", argv[1]);
+    }
     fprintf(help ? stdout : stderr,
             "Usage: baton bench serve [OPTIONS]\n\n"
             "  serve      send load to a router and report latencies and throughput\n\n"

@@ -81,6 +81,13 @@ static bt_status tell_end(const bt_child *child, int how, bt_error *err)
         return bt_error_set(err, BT_EINTERNAL, "%s was ended by signal %d (%s)", child->name,
                             WTERMSIG(how), strsignal(WTERMSIG(how)));
     }
+    if (WEXITSTATUS(how) == 0) {
+        return bt_error_set(
+            err, BT_EINTERNAL,
+            "%s was told to end, by `baton drain` or SIGTERM. Its cluster ends with "
+            "it: `baton up` replaces nobody",
+            child->name);
+    }
     return bt_error_set(err, BT_EINTERNAL,
                         "%s ended with exit code %d. Its last lines above say why", child->name,
                         WEXITSTATUS(how));

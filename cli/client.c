@@ -11,6 +11,7 @@
 #include "common/hash.h"
 #include "common/keys.h"
 #include "common/rpc.h"
+#include "common/socket.h"
 
 enum {
     ADDRESS_BYTES = 256,
@@ -20,6 +21,7 @@ enum {
 struct bt_client {
     char address[ADDRESS_BYTES];
     char authorization[BT_CLIENT_AUTHORIZATION_BYTES]; /* "": none */
+    bool is_operator;
     bt_loop *loop;
     bt_rpc *rpc;
     bt_rpc_channel *channel;
@@ -87,7 +89,10 @@ bt_status bt_client_open(const bt_client_options *options, bt_client **out, bt_e
 {
     const char *address = options->address;
     const bt_rpc_tls *tls = bt_cli_tls(&options->tls);
-    bt_status status = tls ? bt_rpc_tls_check(tls, false, err) : BT_OK;
+    bt_status status = bt_socket_check(address, err);
+    if (status == BT_OK && tls) {
+        status = bt_rpc_tls_check(tls, false, err);
+    }
     if (status != BT_OK) {
         return status;
     }
@@ -96,6 +101,7 @@ bt_status bt_client_open(const bt_client_options *options, bt_client **out, bt_e
         return bt_error_set(err, BT_ENOMEM, "no memory for a client");
     }
     (void)strncpy(client->address, address, sizeof client->address - 1);
+    client->is_operator = options->is_operator;
     status = bt_client_authorization(options, client->authorization, err);
     if (status != BT_OK) {
         bt_client_close(client);
@@ -159,6 +165,55 @@ static void on_message(bt_rpc_call *rpc_call, const uint8_t *data, size_t len, b
     bt_rpc_call_recv(rpc_call);
 }
 
+/* gRPC's own words for a server that was not reached end with what happened: "failed to connect to
+ * all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7070: ... Connection refused". */
+static void tell_unreached(const bt_client *client, const char *message)
+{
+    static const char mark[] = "last error: ";
+    const char *reason = strstr(message, mark);
+    reason = reason ? reason + strlen(mark) : message;
+    const char *address = strstr(reason, client->address);
+    if (address && strncmp(address + strlen(client->address), ": ", 2) == 0) {
+        reason = address + strlen(client->address) + 2; /* it is in the text already */
+    }
+    const bool nobody = strstr(reason, "refused") || strstr(reason, "No such file");
+    const bool other = strstr(reason, "Socket closed") || strstr(reason, "http1") ||
+                       strstr(reason, "Ssl") || strstr(reason, "certificate");
+    (void)bt_error_set(
+        client->err, client->status, "no router answers at %s: %.100s%s", client->address, reason,
+        nobody ? ". Does one run there? `baton up` starts a cluster"
+        : other
+            ? ". Something else is there, or TLS is: --tls-ca, and --tls-cert and --tls-key where "
+              "it asks for them"
+            : "");
+}
+
+/* What a failed call means to who typed the command: where, what, and what to do. */
+static void tell_failure(const bt_client *client, bt_rpc_code code, const char *message)
+{
+    bt_error *err = client->err;
+    const bt_status status = client->status;
+    const char *text = *message ? message : bt_status_text(status);
+    if (code == BT_RPC_UNAUTHENTICATED && !client->is_operator) {
+        (void)bt_error_set(err, status, "%s: %s. Give --api-key-file FILE, or BATON_API_KEY",
+                           client->address, text);
+    } else if (code == BT_RPC_UNAVAILABLE &&
+               (strstr(message, "failed to connect") || strstr(message, "DNS resolution"))) {
+        tell_unreached(client, message);
+    } else if (code == BT_RPC_UNIMPLEMENTED) {
+        (void)bt_error_set(err, status, "%s: %s. Give the router's %s address", client->address,
+                           text, client->is_operator ? "--attach" : "--listen");
+    } else if (code == BT_RPC_DEADLINE_EXCEEDED && client->call->timeout_ns > 0 &&
+               strcmp(text, "Deadline Exceeded") == 0) { /* this side's: gRPC's words */
+        (void)bt_error_set(err, status, "%s: no complete answer within %g s", client->address,
+                           (double)client->call->timeout_ns / 1e9);
+    } else if (code == BT_RPC_UNAUTHENTICATED || code == BT_RPC_UNAVAILABLE) {
+        (void)bt_error_set(err, status, "%s: %s", client->address, text);
+    } else {
+        (void)bt_error_set(err, status, "%s", text);
+    }
+}
+
 static void on_done(bt_rpc_call *rpc_call, bt_rpc_code code, const char *message, void *ctx)
 {
     (void)rpc_call;
@@ -172,18 +227,8 @@ static void on_done(bt_rpc_call *rpc_call, bt_rpc_code code, const char *message
                                       "the server at %s sends messages of another kind. Are client "
                                       "and server of one version?",
                                       client->address);
-    } else if (code == BT_RPC_UNAUTHENTICATED) {
-        (void)bt_error_set(client->err, client->status,
-                           "%s: %s. Give --api-key-file FILE, or "
-                           "BATON_API_KEY",
-                           client->address, message);
-    } else if (code == BT_RPC_UNAVAILABLE) {
-        (void)bt_error_set(client->err, client->status,
-                           "%s: %s. `baton status` shows the cluster, `baton up` starts one",
-                           client->address, message && *message ? message : "no answer");
     } else if (code != BT_RPC_OK) {
-        (void)bt_error_set(client->err, client->status, "%s",
-                           message && *message ? message : bt_status_text(client->status));
+        tell_failure(client, code, message ? message : "");
     }
     bt_loop_stop(client->loop);
 }

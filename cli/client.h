@@ -23,6 +23,7 @@ typedef struct bt_client_options {
     const char *api_key;      /* NULL: what the file holds */
     const char *api_key_file; /* NULL: no key is shown */
     bt_rpc_tls tls;           /* without an authority: plain text */
+    bool is_operator;         /* `address` is an attach address, `api_key` an operator's token */
 } bt_client_options;
 
 /* Rows of the above but the address; `group` "Access". */
@@ -49,7 +50,8 @@ BT_MUST_CHECK bt_status bt_client_authorization(const bt_client_options *options
                                                 char out[BT_CLIENT_AUTHORIZATION_BYTES],
                                                 bt_error *err);
 
-/* Makes a client; connects with the first call. The strings are copied. */
+/* Makes a client; connects with the first call. The strings are copied. BT_EINVAL: the address, the
+ * API key or TLS is wrong. */
 BT_MUST_CHECK bt_status bt_client_open(const bt_client_options *options, bt_client **out,
                                        bt_error *err);
 void bt_client_close(bt_client *client);
@@ -67,7 +69,7 @@ typedef struct bt_client_call {
 } bt_client_call;
 
 /* Runs a call to its end. BT_ECANCELLED: Ctrl-C. BT_EPEER: no router answers there. Otherwise the
- * server's refusal as a status of ours, its text in *err. */
+ * server's refusal as a status of ours. *err says where, what, and what to do about it. */
 BT_MUST_CHECK bt_status bt_client_run(bt_client *client, const bt_client_call *call, bt_error *err);
 
 #endif /* BT_CLI_CLIENT_H */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/cli.h"
 
+#include <string.h>
+
 int bt_cli_configure(const bt_config_spec *spec, int argc, char **argv, void *target,
                      bt_config **out)
 {
@@ -8,7 +10,8 @@ int bt_cli_configure(const bt_config_spec *spec, int argc, char **argv, void *ta
     bt_error err = {""};
     const bt_status status = bt_config_parse(spec, argc, argv, target, &config, &err);
     if (status != BT_OK) {
-        return bt_cli_fail(argv[0], status, &err, true);
+        const char *space = strchr(spec->command, ' '); /* "baton bench serve" */
+        return bt_cli_fail(space ? space + 1 : spec->command, status, &err, true);
     }
     switch (bt_config_wanted(config)) {
     case BT_CONFIG_HELP:

@@ -416,13 +416,15 @@ static void print_addresses(const up_options *o)
            (long long)o->n_prefill, (long long)o->n_decode, (long long)o->n_both);
     printf("  clients  %s   (gRPC baton.v1.Generation)\n", o->listen);
     if (o->http != NULL) {
-        printf("           http://%s/v1   (OpenAI's API)\n", o->http);
+        printf("           http%s://%s/v1   (OpenAI's API)\n", o->tls_cert ? "s" : "", o->http);
     }
     printf("  workers  %s\n", o->attach);
     if (o->admin) {
         printf("  metrics  http://%s/metrics\n", o->admin);
     }
-    printf("Try: baton generate --address %s --chat 'Why is the sky blue?'\n", o->listen);
+    printf("Try: baton generate --address %s%s%s%s --chat 'Why is the sky blue?'\n", o->listen,
+           o->tls_cert ? " --tls-ca " : "", o->tls_cert ? o->tls.ca : "",
+           o->api_keys ? " --api-key-file FILE" : "");
     printf("Ctrl-C stops all of it.\n");
     (void)fflush(stdout);
 }
@@ -440,8 +442,10 @@ static bt_status tell_ready(const up_options *o, bt_error *err)
                                            o->http != NULL ? o->http : "") > 0;
     written = file != NULL && fclose(file) == 0 && written;
     if (!written || rename(path, o->ready_file) != 0) {
-        return bt_error_set(err, BT_EIO, "cannot write --ready-file '%s': %s", o->ready_file,
-                            strerror(errno));
+        (void)bt_error_set(err, BT_EIO, "cannot write --ready-file '%s': %s", o->ready_file,
+                           strerror(errno));
+        (void)unlink(path);
+        return BT_EIO;
     }
     return BT_OK;
 }
@@ -629,10 +633,10 @@ static int run(int argc, char **argv)
         status = wait_until_ready(&c);
     }
     if (status == BT_OK) {
-        print_addresses(&o);
         status = tell_ready(&o, &err);
     }
     if (status == BT_OK) {
+        print_addresses(&o);
         status = watch(&c);
     }
     bt_children_stop(&c.children, o.stop_timeout_ns + second_ns);

@@ -14,6 +14,7 @@
 #include "cli/process.h"
 #include "cli/terminal.h"
 #include "common/alloc.h"
+#include "common/socket.h"
 #include "decode/worker.h"
 #include "engine/gguf.h"
 #include "engine/tokenizer.h"
@@ -358,6 +359,13 @@ static bt_status check_options(const worker_options *o, bt_error *err)
     if (o->kv_socket != NULL && strlen(o->kv_socket) >= BT_KV_ADDRESS_BYTES) {
         return bt_error_set(err, BT_EINVAL, "--kv-socket has %d characters at most",
                             BT_KV_ADDRESS_BYTES - 1);
+    }
+    for (size_t i = 0; i < o->routers.n; i++) {
+        const bt_status status = bt_socket_check(o->routers.items[i], err);
+        if (status != BT_OK) {
+            bt_error_prefix(err, "--router");
+            return status;
+        }
     }
     if (o->chunk % BT_KV_BLOCK_TOKENS != 0) {
         return bt_error_set(err, BT_EINVAL, "--chunk is a multiple of %d", BT_KV_BLOCK_TOKENS);

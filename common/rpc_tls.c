@@ -83,7 +83,9 @@ static bt_status read_material(const bt_rpc_tls *tls, material *m, bt_error *err
 bt_status bt_rpc_tls_check(const bt_rpc_tls *tls, bool is_server, bt_error *err)
 {
     if (is_given(tls->cert) != is_given(tls->key)) {
-        return bt_error_set(err, BT_EINVAL, "TLS needs a certificate and its key: one is missing");
+        return bt_error_set(err, BT_EINVAL,
+                            "TLS needs a certificate and its key, and %s is given alone",
+                            is_given(tls->cert) ? "the certificate" : "the key");
     }
     if (is_server && !is_given(tls->cert)) {
         return bt_error_set(err, BT_EINVAL, "a server needs a certificate and its key for TLS");

@@ -108,6 +108,17 @@ static bt_status split(const char *text, char host[HOST_BYTES_MAX], const char *
     return BT_OK;
 }
 
+bt_status bt_socket_check(const char *text, bt_error *err)
+{
+    bt_socket_address address;
+    if (strncmp(text, unix_prefix, strlen(unix_prefix)) == 0) {
+        return resolve_unix(text + strlen(unix_prefix), &address, err);
+    }
+    char host[HOST_BYTES_MAX];
+    const char *port = NULL;
+    return split(text, host, &port, err);
+}
+
 bt_status bt_socket_resolve(const char *text, bool passive, bt_socket_address *out, bt_error *err)
 {
     if (strncmp(text, unix_prefix, strlen(unix_prefix)) == 0) {

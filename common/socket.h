@@ -34,6 +34,9 @@ typedef struct bt_socket_address {
 BT_MUST_CHECK bt_status bt_socket_resolve(const char *text, bool passive, bt_socket_address *out,
                                           bt_error *err);
 
+/* Whether `text` is written like an address; asks nobody what it means. BT_EINVAL. */
+BT_MUST_CHECK bt_status bt_socket_check(const char *text, bt_error *err);
+
 /* Back to text that bt_socket_resolve reads. */
 void bt_socket_address_text(const bt_socket_address *address, char out[BT_SOCKET_TEXT_BYTES]);
 bool bt_socket_address_is_unix(const bt_socket_address *address);

@@ -39,6 +39,13 @@ static void addresses_go_both_ways(void **state)
     }
 }
 
+static void an_address_can_be_right_and_lead_nowhere(void **state)
+{
+    (void)state;
+    assert_int_equal(bt_socket_check("nobody.invalid:7000", NULL), BT_OK);
+    assert_int_equal(bt_socket_check("unix:/nowhere", NULL), BT_OK);
+}
+
 static void all_interfaces_are_for_listening_alone(void **state)
 {
     (void)state;
@@ -82,6 +89,7 @@ static void what_is_no_address_is_refused_with_advice(void **state)
         bt_error err = {.text = ""};
         assert_int_equal(bt_socket_resolve(wrong[i], false, &address, &err), BT_EINVAL);
         assert_true(strlen(err.text) > 10);
+        assert_int_equal(bt_socket_check(wrong[i], NULL), BT_EINVAL);
     }
 }
 
@@ -333,6 +341,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(addresses_go_both_ways),
+        cmocka_unit_test(an_address_can_be_right_and_lead_nowhere),
         cmocka_unit_test(all_interfaces_are_for_listening_alone),
         cmocka_unit_test(localhost_is_the_same_for_both_ends),
         cmocka_unit_test(what_is_no_address_is_refused_with_advice),
