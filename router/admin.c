@@ -112,7 +112,9 @@ static bool let_in(const bt_router *router, bt_rpc_call *call)
     const bool may = bt_router_is_operator(router, call);
     if (!may) {
         bt_rpc_call_finish(call, BT_RPC_UNAUTHENTICATED,
-                           "this needs the cluster key. Give --cluster-key-file", NULL, 0);
+                           "this needs the router's cluster key: --cluster-key-file FILE, or "
+                           "BATON_CLUSTER_KEY (`baton up` draws one if none is given)",
+                           NULL, 0);
     }
     return may;
 }

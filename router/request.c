@@ -191,7 +191,9 @@ static void on_queue_deadline(bt_router_request *request, int64_t now_ns)
         bt_router_request_fail(request, BT_EPEER,
                                "the reply broke off after %" PRIu32 " tokens, and no worker could "
                                "go on with it for %" PRId64 " ms; the reason: %.120s",
-                               n_output, waited_ms, request->last_failure.text);
+                               n_output, waited_ms,
+                               request->last_failure.text[0] != '\0' ? request->last_failure.text
+                                                                     : why.text);
         return;
     }
     if (request->last_failure.text[0] != '\0') {

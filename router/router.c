@@ -56,6 +56,13 @@ void bt_router_options_init(bt_router_options *options)
 
 /* --------------------------------------------------------------------------- the link ---- */
 
+static const char *role_text(bt_link_role role)
+{
+    return role == BT_LINK_ROLE_PREFILL  ? "prefill"
+           : role == BT_LINK_ROLE_DECODE ? "decode"
+                                         : "both";
+}
+
 static bt_status on_worker_up(bt_link_peer *peer, const bt_link_hello *hello, void *ctx,
                               bt_error *err)
 {
@@ -72,10 +79,10 @@ static bt_status on_worker_up(bt_link_peer *peer, const bt_link_hello *hello, vo
     }
     bt_link_peer_set_ctx(peer, worker);
     bt_log(BT_INFO,
-           "worker attached: worker=%s role=%d model=%s kernels=%s incarnation=%016" PRIx64
+           "worker attached: worker=%s role=%s model=%s kernels=%s incarnation=%016" PRIx64
            " pool_blocks=%" PRIu32 " address=%s",
-           hello->kv.name, (int)hello->role, hello->model, hello->kernels, hello->kv.incarnation,
-           hello->pool_blocks, bt_link_peer_address(peer));
+           hello->kv.name, role_text(hello->role), hello->model, hello->kernels,
+           hello->kv.incarnation, hello->pool_blocks, bt_link_peer_address(peer));
     bt_wake_ring(router->queue_wake);
     return BT_OK;
 }

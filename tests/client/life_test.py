@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from members import TIMEOUT_S, Members, baton, generate, pb, services, tiny_model, tokens_of, wait_for  # noqa: E402
 
-COMMANDS = ["up", "router", "worker", "generate", "chat", "tokenize", "status", "explain", "bench"]
+COMMANDS = ["up", "router", "worker", "generate", "chat", "tokenize", "status", "drain", "explain", "bench"]
 
 
 def run_baton(*arguments, timeout=TIMEOUT_S):
@@ -203,17 +203,57 @@ class UpTest(unittest.TestCase):
 
     def test_wrong_command_line_is_a_usage_error(self):
         for arguments in (["nothing"], ["up", "--nothing"], ["up"], ["up", "--prefill", "-1", "--model", "x"],
-                          ["worker", "--role", "cook"], ["worker"], ["router"], ["worker", "--model", "x", "--chunk", "17"]):
+                          ["worker", "--role", "cook"], ["worker"], ["router"], ["worker", "--model", "x", "--chunk", "17"],
+                          ["worker", "--model", "x", "--router", "7071"], ["bench", "nothing"], ["drain"]):
             with self.subTest(" ".join(arguments)):
                 done = run_baton(*arguments)
                 self.assertEqual(done.returncode, 2, done.stderr)
                 self.assertIn("--help", done.stderr)
+        self.assertIn("'baton bench serve --help'", run_baton("bench", "serve", "--nothing").stderr)
 
     def test_unreachable_router_is_an_error(self):
         for command in (["status"], ["generate", "hi"]):
             done = run_baton(command[0], "--address", "127.0.0.1:1", *command[1:])
             self.assertEqual(done.returncode, 1)
-            self.assertIn("127.0.0.1:1", done.stderr)
+            self.assertIn("no router answers at 127.0.0.1:1: ", done.stderr)
+        done = run_baton("status", "--address", "7070")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("'7070' is no address", done.stderr)
+
+    def test_commands_say_what_is_wrong_and_what_to_do(self):
+        up = Up(self)
+        with open(os.path.join(up.folder, "ready"), encoding="utf-8") as f:
+            listen, attach, http = f.read().splitlines()
+        for command, text in (
+                (["status", "--address", attach], "Give the router's --listen address"),
+                (["explain", "x", "--attach", listen], "Give the router's --attach address"),
+                (["drain", "decode-0", "--attach", attach], "the router's cluster key: --cluster-key-file FILE"),
+                (["status", "--address", http], "Something else is there, or TLS is"),
+                (["generate", "--address", listen, "--ignore-eos", "--timeout", "1ms", "x"], "within 0.001 s"),
+                (["bench", "serve", "--address", listen, "--requests", "2", "--prompt-tokens", "100000"],
+                 "the first request failed: the prompt has 100000 tokens")):
+            with self.subTest(" ".join(command)):
+                done = run_baton(*command)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn(text, done.stderr)
+                self.assertNotIn("API key", done.stderr)
+
+    def test_ready_file_that_cannot_be_written_is_told_before_readiness(self):
+        with tempfile.TemporaryDirectory() as folder:
+            place = os.path.join(folder, "a-folder")
+            os.mkdir(place)
+            done = run_baton("up", "--model", tiny_model("odd", folder), "--listen", "127.0.0.1:0", "--threads", "1",
+                             "--kv-pool-bytes", "16M", "--ready-file", place)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(f"cannot write --ready-file '{place}'", done.stderr)
+            self.assertEqual(done.stdout, "")
+            self.assertNotIn("a-folder.new", os.listdir(folder))
+
+    def test_drained_member_ends_the_cluster_with_the_reason(self):
+        up = Up(self)
+        os.kill(up.children["decode-0"], signal.SIGTERM)
+        self.assertEqual(up.wait_end(), 1)
+        self.assertIn("decode-0 was told to end, by `baton drain` or SIGTERM", up.log())
 
 
 class DeathTest(unittest.TestCase):

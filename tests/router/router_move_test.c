@@ -185,6 +185,23 @@ static void with_nobody_else_it_ends_where_it_is(void **state)
     rig_expect_ok(c, REPLY);
 }
 
+static void what_nobody_takes_says_who_is_missing(void **state)
+{
+    rig *r = *state;
+    r->options.queue_time_ms = 60;
+    (void)start_split(state, 4);
+    rig_worker *d0 = &r->workers[1];
+    d0->fail_drains = true;
+    rig_client *c = rig_generate_text(r, "x");
+    rig_wait_tokens(c, 4);
+    rig_drain(d0);
+    rig_idle(r);
+    rig_say_finished(d0, &d0->runs[0], BT_EPEER, BT_FINISH_NONE); /* its time is over */
+    rig_expect_error(c, BT_RPC_UNAVAILABLE,
+                     "the reply broke off after 4 tokens, and no worker could go on with it for");
+    assert_non_null(strstr(c->message, "the reason: no workers are ready for model"));
+}
+
 static void it_moves_once_somebody_joins(void **state)
 {
     rig *r = start_split(state, 4);
@@ -409,6 +426,7 @@ int main(void)
         MOVE_TEST(logprobs_and_stop_strings_go_on),
         MOVE_TEST(whole_requests_move_as_well_and_keep_their_usage),
         MOVE_TEST(with_nobody_else_it_ends_where_it_is),
+        MOVE_TEST(what_nobody_takes_says_who_is_missing),
         MOVE_TEST(it_moves_once_somebody_joins),
         MOVE_TEST(a_full_worker_is_not_moved_to),
         MOVE_TEST(what_has_nothing_to_hand_over_is_placed_anew),
