@@ -23,6 +23,21 @@ static bt_rig *alone(const bt_rig_options *options)
     return bt_rig_create(&o);
 }
 
+static bool is_home(const bt_link_load *load)
+{
+    return load->blocks_free + load->blocks_cached == 256 && load->requests_parked == 0;
+}
+
+static bool has_decoded_and_is_home(const bt_link_load *load)
+{
+    return is_home(load) && load->decode_tokens > 0;
+}
+
+static bool is_parked(const bt_link_load *load)
+{
+    return load->requests_parked == 1;
+}
+
 static void whole_run_gives_all_its_tokens(void **state)
 {
     (void)state;
@@ -40,9 +55,8 @@ static void whole_run_gives_all_its_tokens(void **state)
     assert_int_equal(r.n_tokens, 16);
     assert_true(end->prefill_ns > 0);
     assert_true(end->decode_ns > 0);
-    bt_rig_run_ms(rig, 50);
+    bt_rig_wait_load(rig, BT_RIG_DECODE, has_decoded_and_is_home);
     const bt_link_load *load = bt_rig_load(rig, BT_RIG_DECODE);
-    assert_int_equal(load->blocks_free + load->blocks_cached, 256);
     assert_int_equal(load->prefill_tokens, PROMPT);
     assert_int_equal(load->decode_tokens, 15); /* the first comes from the prompt's last row */
     bt_rig_destroy(rig);
@@ -166,6 +180,11 @@ static void deadline_ends_a_running_sequence(void **state)
     bt_rig_destroy(rig);
 }
 
+static bool twenty_are_home(const bt_link_load *load)
+{
+    return load->blocks_free + load->blocks_cached == 20 && load->preemptions > 0;
+}
+
 /* Eight sequences that grow, in a pool for three: they are preempted, and nothing shows. */
 static void small_pool_preempts_and_gives_the_same_tokens(void **state)
 {
@@ -201,7 +220,7 @@ static void small_pool_preempts_and_gives_the_same_tokens(void **state)
         assert_memory_equal(tight[i].tokens, wide[i].tokens, 60 * sizeof wide[i].tokens[0]);
     }
     assert_true(n_preempted > 0);
-    bt_rig_run_ms(rig, 50);
+    bt_rig_wait_load(rig, BT_RIG_DECODE, twenty_are_home);
     assert_int_equal(bt_rig_load(rig, BT_RIG_DECODE)->preemptions, n_preempted);
     assert_true(bt_rig_load(rig, BT_RIG_DECODE)->recomputed_tokens > 0);
     bt_rig_destroy(rig);
@@ -273,7 +292,7 @@ static void parked_run_stands_still_until_it_is_resumed(void **state)
     const uint32_t n = r.n_tokens;
     bt_rig_run_ms(rig, 60);
     assert_int_equal(r.n_tokens, n);
-    assert_int_equal(bt_rig_load(rig, BT_RIG_DECODE)->requests_parked, 1);
+    bt_rig_wait_load(rig, BT_RIG_DECODE, is_parked);
     bt_rig_resume(rig, &r);
     bt_rig_wait_tokens(rig, &r, n + 5);
     bt_rig_park(rig, &r, 6); /* and again */
@@ -295,10 +314,7 @@ static void parked_run_that_nobody_pulls_ends_with_its_lease(void **state)
     park_at(rig, &r, 3);
     bt_rig_wait_finished(rig, BT_RIG_DECODE, &r);
     assert_int_equal(r.end[BT_RIG_DECODE].status, BT_EPEER);
-    bt_rig_run_ms(rig, 50);
-    const bt_link_load *load = bt_rig_load(rig, BT_RIG_DECODE);
-    assert_int_equal(load->blocks_free + load->blocks_cached, 256);
-    assert_int_equal(load->requests_parked, 0);
+    bt_rig_wait_load(rig, BT_RIG_DECODE, is_home);
     bt_rig_destroy(rig);
 }
 

@@ -64,6 +64,11 @@ static bool blocks_told(void *ctx)
     return bt_rig_blocks_known(ctx, BT_RIG_PREFILL) == PROMPT / BT_KV_BLOCK_TOKENS;
 }
 
+static bool two_prompts_are_over(const bt_link_load *load)
+{
+    return load->blocks_free + load->blocks_cached == 256 && load->prefill_tokens >= PROMPT + 6;
+}
+
 static void run_without_a_puller_ends_with_its_token(void **state)
 {
     (void)state;
@@ -91,9 +96,8 @@ static void run_without_a_puller_ends_with_its_token(void **state)
     bt_rig_wait_finished(rig, BT_RIG_PREFILL, &again);
     assert_int_equal(again.end[BT_RIG_PREFILL].cached_tokens, 144);
     assert_int_equal(again.tokens[0], first.tokens[0]);
-    bt_rig_run_ms(rig, 50);
+    bt_rig_wait_load(rig, BT_RIG_PREFILL, two_prompts_are_over);
     const bt_link_load *load = bt_rig_load(rig, BT_RIG_PREFILL);
-    assert_int_equal(load->blocks_free + load->blocks_cached, 256);
     assert_int_equal(load->prefill_tokens, PROMPT + 6);
     assert_int_equal(load->prefix_hit_tokens, 144);
     assert_int_equal(load->decode_tokens, 0);
@@ -150,6 +154,11 @@ static void deadline_ends_a_run_that_holds_its_blocks(void **state)
     bt_rig_destroy(rig);
 }
 
+static bool twenty_are_home(const bt_link_load *load)
+{
+    return load->blocks_free + load->blocks_cached == 20;
+}
+
 /* Runs are cancelled while they wait, compute and hold; the pool has room for two of them. */
 static void cancelled_runs_end_once_wherever_they_are(void **state)
 {
@@ -170,9 +179,7 @@ static void cancelled_runs_end_once_wherever_they_are(void **state)
         bt_rig_wait_finished(rig, BT_RIG_PREFILL, &r[i]);
         assert_int_equal(r[i].end[BT_RIG_PREFILL].status, BT_ECANCELLED);
     }
-    bt_rig_run_ms(rig, 50);
-    const bt_link_load *load = bt_rig_load(rig, BT_RIG_PREFILL);
-    assert_int_equal(load->blocks_free + load->blocks_cached, 20);
+    bt_rig_wait_load(rig, BT_RIG_PREFILL, twenty_are_home);
     bt_rig_destroy(rig);
 }
 

@@ -235,6 +235,23 @@ void bt_rig_run_ms(bt_rig *rig, uint64_t ms)
     bt_loop_run(rig->loop);
 }
 
+typedef struct load_wait {
+    const bt_link_load *load;
+    bool (*done)(const bt_link_load *load);
+} load_wait;
+
+static bool is_load_done(void *ctx)
+{
+    const load_wait *wait = ctx;
+    return wait->done(wait->load);
+}
+
+void bt_rig_wait_load(bt_rig *rig, bt_rig_worker which, bool (*done)(const bt_link_load *load))
+{
+    load_wait wait = {.load = &rig->halves[which].load, .done = done};
+    bt_rig_wait(rig, is_load_done, &wait);
+}
+
 static bool is_finished_p(void *ctx)
 {
     return ((const bt_rig_request *)ctx)->finished[BT_RIG_PREFILL];

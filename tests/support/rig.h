@@ -108,6 +108,9 @@ void bt_rig_wait_split(bt_rig *rig, bt_rig_request *request);
 /* Until the request has n tokens. */
 void bt_rig_wait_tokens(bt_rig *rig, bt_rig_request *request, uint32_t n);
 
+/* Until the worker's newest load report is as done() wants it. */
+void bt_rig_wait_load(bt_rig *rig, bt_rig_worker which, bool (*done)(const bt_link_load *load));
+
 /* Runs the loop for a while. */
 void bt_rig_run_ms(bt_rig *rig, uint64_t ms);
 

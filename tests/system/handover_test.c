@@ -67,6 +67,21 @@ static void expect_same_tokens(const bt_rig_request *r, int i)
     assert_int_equal(r->first.n_top, oracle[i].first.n_top);
 }
 
+static bool all_are_pulled(const bt_link_load *load)
+{
+    return load->pulls >= N;
+}
+
+static bool one_is_partly_pulled(const bt_link_load *load)
+{
+    return load->partial_pulls == 1;
+}
+
+static bool is_home(const bt_link_load *load)
+{
+    return load->blocks_free + load->blocks_cached == 256;
+}
+
 static void hand_over_all(bt_kv_transport transport)
 {
     static bt_rig_request r[N];
@@ -87,7 +102,7 @@ static void hand_over_all(bt_kv_transport transport)
         assert_string_equal(end->transport, bt_kv_transport_name(transport));
         bytes += end->bytes_moved;
     }
-    bt_rig_run_ms(rig, 50);
+    bt_rig_wait_load(rig, BT_RIG_DECODE, all_are_pulled);
     const bt_link_load *d = bt_rig_load(rig, BT_RIG_DECODE);
     assert_int_equal(d->prefill_tokens, 0);
     assert_int_equal(d->pulls, N);
@@ -131,8 +146,7 @@ static void blocks_held_already_are_not_pulled_again(void **state)
     assert_int_equal(second.end[BT_RIG_DECODE].blocks_skipped, n_full);
     assert_int_equal(second.end[BT_RIG_DECODE].blocks_moved, (lengths[N - 1] + 15) / 16 - n_full);
     assert_int_equal(second.end[BT_RIG_PREFILL].cached_tokens, n_full * 16);
-    bt_rig_run_ms(rig, 50);
-    assert_int_equal(bt_rig_load(rig, BT_RIG_DECODE)->partial_pulls, 1);
+    bt_rig_wait_load(rig, BT_RIG_DECODE, one_is_partly_pulled);
     bt_rig_destroy(rig);
 }
 
@@ -355,9 +369,7 @@ static void decode_worker_that_goes_away_frees_the_prefill_workers_blocks(void *
     bt_rig_stop_worker(rig, BT_RIG_DECODE, 0);
     bt_rig_wait_finished(rig, BT_RIG_PREFILL, &r);
     assert_true(r.end[BT_RIG_PREFILL].status != BT_OK);
-    bt_rig_run_ms(rig, 50);
-    const bt_link_load *p = bt_rig_load(rig, BT_RIG_PREFILL);
-    assert_int_equal(p->blocks_free + p->blocks_cached, 256);
+    bt_rig_wait_load(rig, BT_RIG_PREFILL, is_home);
     bt_rig_destroy(rig);
 }
 
