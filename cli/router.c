@@ -36,6 +36,7 @@ typedef struct router_options {
     bool allow_mixed_numerics;
     int64_t attempts_max;
     int64_t recoveries_max;
+    uint64_t drain_prefix_bytes;
     int64_t prefix_blocks_max;
     int64_t worker_timeout_ns;
     int64_t ring_requests;
@@ -275,6 +276,15 @@ static const bt_config_option options_table[] = {
      .max = INT64_C(1) << 28,
      .help = "KV blocks (of 16 tokens) whose places it remembers.",
      .offset = FIELD(prefix_blocks_max)},
+    {.name = "drain-prefix-bytes",
+     .type = BT_CONFIG_BYTES,
+     .group = "Placement",
+     .fallback = "256M",
+     .min = 0,
+     .max = INT64_C(1) << 50,
+     .help = "When a worker drains, other ones pull so much of its hot cached prefixes, at most; 0 is "
+             "nothing.",
+     .offset = FIELD(drain_prefix_bytes)},
     {.name = "worker-timeout",
      .type = BT_CONFIG_DURATION,
      .group = "Placement",
@@ -439,6 +449,7 @@ static bt_status start_router(router_process *r, bt_error *err)
     options.allow_mixed_numerics = o->allow_mixed_numerics;
     options.attempts_max = (uint32_t)o->attempts_max;
     options.recoveries_max = (uint32_t)o->recoveries_max;
+    options.drain_prefix_bytes = o->drain_prefix_bytes;
     options.prefix_blocks_max = (uint32_t)o->prefix_blocks_max;
     options.worker_timeout_ms = (uint64_t)(o->worker_timeout_ns / MS);
     options.ring_requests = (uint32_t)o->ring_requests;

@@ -200,6 +200,13 @@ static void audit(bt_decode_scheduler *s)
     emit(s, &event);
 }
 
+static void step_chain(bt_decode_scheduler *s, bt_kv_chain *chain)
+{
+    bt_kv_chain_step(chain, s->options.cache);
+    const bt_decode_event event = {.kind = BT_DECODE_EVENT_CHAIN, .u = {.chain = chain}};
+    emit(s, &event);
+}
+
 static void emit_stats(bt_decode_scheduler *s)
 {
     bt_kv_cache *cache = s->options.cache;
@@ -254,6 +261,9 @@ static void take_command(void *ctx, const void *command)
         break;
     case BT_DECODE_COMMAND_AUDIT:
         audit(s);
+        break;
+    case BT_DECODE_COMMAND_CHAIN:
+        step_chain(s, c->chain);
         break;
     }
     s->is_told = false;

@@ -27,6 +27,7 @@
 #include "common/status.h"
 #include "engine/engine.h"
 #include "engine/kv_cache.h"
+#include "engine/kv_chain.h"
 #include "engine/sequence.h"
 
 typedef struct bt_decode_scheduler bt_decode_scheduler;
@@ -43,6 +44,7 @@ typedef enum bt_decode_command_kind {
     BT_DECODE_COMMAND_RELEASE,      /* a parked sequence is done: nobody reads its blocks any more;
                                      * BT_OK: another worker has them */
     BT_DECODE_COMMAND_AUDIT,        /* answered by an AUDIT event */
+    BT_DECODE_COMMAND_CHAIN, /* a step of a chain of cached blocks; answered by a CHAIN event */
 } bt_decode_command_kind;
 
 typedef struct bt_decode_command {
@@ -51,6 +53,7 @@ typedef struct bt_decode_command {
     bt_sequence *seq;
     int32_t token;       /* PULLED */
     bool mixed_numerics; /* PULLED: the blocks were computed by another numerics id */
+    bt_kv_chain *chain;  /* CHAIN */
 } bt_decode_command;
 
 /* Running totals and levels. */
@@ -91,6 +94,7 @@ typedef enum bt_decode_event_kind {
     BT_DECODE_EVENT_BLOCK,  /* an identity was stored or evicted */
     BT_DECODE_EVENT_STATS,  /* after a batch of commands and after each step, last */
     BT_DECODE_EVENT_AUDIT,
+    BT_DECODE_EVENT_CHAIN, /* the step is done: the chain is the loop thread's again */
 } bt_decode_event_kind;
 
 typedef struct bt_decode_event {
@@ -102,6 +106,7 @@ typedef struct bt_decode_event {
     union {
         bt_token_result token;
         bt_decode_stats stats;
+        bt_kv_chain *chain;
         struct {
             bt_block_hash identity;
             bool stored;

@@ -82,10 +82,8 @@ static bt_status status_of_open(bt_status status)
 
 static bt_status open_pull(bt_decode_worker *worker, const bt_worker_run *run, bt_error *err)
 {
-    bt_kv_peer peer = {.incarnation = run->peer.incarnation};
-    memcpy(peer.boot_id, run->peer.boot_id, sizeof peer.boot_id);
-    snprintf(peer.tcp, sizeof peer.tcp, "%.*s", (int)sizeof peer.tcp - 1, run->peer.kv_tcp);
-    snprintf(peer.shm, sizeof peer.shm, "%.*s", (int)sizeof peer.shm - 1, run->peer.kv_unix);
+    bt_kv_peer peer;
+    bt_worker_chains_peer(&run->peer, &peer);
     const int64_t deadline_ns = run->deadline_ns != INT64_MAX
                                     ? run->deadline_ns
                                     : run->arrived_ns + PULL_S_MAX * INT64_C(1000000000);
@@ -162,9 +160,20 @@ static void on_resume(bt_worker_run *run, void *ctx)
 
 /* -------------------------------------------------------------------- from the source ---- */
 
+static void on_wanted(bt_kv_transfer transfer, const bt_hash128 *identities, uint32_t n,
+                      int64_t deadline_ns, void *ctx)
+{
+    const bt_decode_worker *worker = ctx;
+    bt_worker_chains_serve(bt_worker_get_chains(worker->base), transfer, identities, n,
+                           deadline_ns);
+}
+
 static void on_released(bt_kv_transfer transfer, bt_kv_outcome outcome, const char *text, void *ctx)
 {
     bt_decode_worker *worker = ctx;
+    if (bt_worker_chains_released(bt_worker_get_chains(worker->base), transfer)) {
+        return;
+    }
     bt_worker_run *run = bt_worker_find_parked(worker->base, transfer);
     BT_ASSERT(run != NULL);
     BT_ASSERT(run->in_transfer);
@@ -254,9 +263,12 @@ static bt_worker_run *find_run(bt_decode_worker *worker, bt_kv_transfer transfer
     return run;
 }
 
-static void on_offered(bt_kv_transfer transfer, void *ctx)
+static void on_offered(bt_kv_transfer transfer, uint32_t n_blocks, void *ctx)
 {
     bt_decode_worker *worker = ctx;
+    if (bt_worker_chains_offered(bt_worker_get_chains(worker->base), transfer, n_blocks)) {
+        return;
+    }
     bt_worker_run *run = find_run(worker, transfer);
     BT_ASSERT(!run->in_engine);
     if (run->stopping) {
@@ -271,6 +283,9 @@ static void on_offered(bt_kv_transfer transfer, void *ctx)
 static void on_pulled(const bt_kv_done *done, void *ctx)
 {
     bt_decode_worker *worker = ctx;
+    if (bt_worker_chains_done(bt_worker_get_chains(worker->base), done)) {
+        return;
+    }
     bt_worker_run *run = find_run(worker, done->transfer);
     take_stats(run, done->stats);
     run->ends = done->ends;
@@ -301,6 +316,9 @@ static void on_pulled(const bt_kv_done *done, void *ctx)
 static void on_failed(bt_kv_transfer transfer, bt_status status, const char *text, void *ctx)
 {
     bt_decode_worker *worker = ctx;
+    if (bt_worker_chains_failed(bt_worker_get_chains(worker->base), transfer, status, text)) {
+        return;
+    }
     bt_worker_run *run = find_run(worker, transfer);
     bt_worker_stop_run(worker->base, run, status, "the KV cache could not be pulled from '%s': %s",
                        run->peer.name, text != NULL ? text : bt_status_text(status));
@@ -490,7 +508,16 @@ static void on_event(const void *item, void *ctx)
     case BT_DECODE_EVENT_AUDIT:
         bt_worker_audited(worker->base, event->status);
         break;
+    case BT_DECODE_EVENT_CHAIN:
+        bt_worker_chains_stepped(bt_worker_get_chains(worker->base), event->u.chain);
+        break;
     }
+}
+
+static void step_chain(bt_kv_chain *chain, void *ctx)
+{
+    const bt_decode_command command = {.kind = BT_DECODE_COMMAND_CHAIN, .chain = chain};
+    post(ctx, &command);
 }
 
 static void audit(void *ctx)
@@ -511,6 +538,7 @@ static const bt_worker_role_ops role_ops = {
     .park = on_park,
     .resume = on_resume,
     .event = on_event,
+    .chain = step_chain,
     .audit = audit,
 };
 
@@ -537,22 +565,7 @@ static bt_status make_scheduler(bt_decode_worker *worker, bt_error *err)
 static bt_status make_sink(bt_decode_worker *worker, bt_loop *loop, bt_error *err)
 {
     const bt_worker_options *o = bt_worker_get_options(worker->base);
-    bt_kv_pool *pool = bt_worker_pool(worker->base);
-    const bt_kv_sink_options options = {
-        .terms = bt_worker_terms(worker->base),
-        .incarnation = bt_worker_incarnation(worker->base),
-        .pool_base = bt_kv_pool_base(pool),
-        .n_blocks = bt_kv_pool_n_blocks(pool),
-        .transport = o->kv_transport,
-        .auth = o->kv_auth,
-        .loopback = o->kv_loopback,
-        .max_transfers = o->requests_max,
-        .max_transfer_blocks = bt_worker_sequence_blocks(worker->base),
-        .max_peers = o->kv_peers_max,
-        .lease_ms = o->lease_ms,
-        .rate_limit_bytes_s = o->kv_rate_limit_bytes_s,
-        .fault = o->kv_fault,
-    };
+    const bt_kv_sink_options options = bt_worker_sink_options(worker->base);
     const bt_kv_sink_callbacks callbacks = {
         .offered = on_offered,
         .done = on_pulled,
@@ -569,6 +582,7 @@ static bt_status make_source(bt_decode_worker *worker, bt_loop *loop, bt_error *
     const bt_kv_source_options options = bt_worker_source_options(worker->base);
     const bt_kv_source_callbacks callbacks = {
         .released = on_released,
+        .wanted = on_wanted,
         .trace = o->kv_trace != NULL ? on_trace : NULL,
         .ctx = worker,
     };
@@ -594,6 +608,9 @@ bt_status bt_decode_worker_create(bt_loop *loop, bt_rpc *rpc, const bt_worker_op
     }
     if (status == BT_OK) {
         status = make_source(worker, loop, err);
+    }
+    if (status == BT_OK) {
+        status = bt_worker_hand_prefixes_on(worker->base, worker->source, worker->sink, err);
     }
     if (status != BT_OK) {
         bt_decode_worker_destroy(worker);

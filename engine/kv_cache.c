@@ -303,6 +303,14 @@ uint32_t bt_kv_cache_n_available(const bt_kv_cache *cache)
     return bt_kv_pool_n_free(cache->pool) + cache->n_lru;
 }
 
+uint32_t bt_kv_cache_n_spare(const bt_kv_cache *cache)
+{
+    const uint32_t n_free = bt_kv_pool_n_free(cache->pool);
+    const uint32_t n_below_max =
+        cache->n_lru < cache->cached_blocks_max ? cache->cached_blocks_max - cache->n_lru : 0;
+    return n_free < n_below_max ? n_free : n_below_max;
+}
+
 uint32_t bt_kv_cache_n_cached(const bt_kv_cache *cache)
 {
     return cache->n_lru;

@@ -71,6 +71,9 @@ uint32_t bt_kv_cache_n_layers(const bt_kv_cache *cache);
 /* Blocks that acquire can hand out now. */
 uint32_t bt_kv_cache_n_available(const bt_kv_cache *cache);
 
+/* Free blocks that could be filled, published and kept without evicting any. */
+uint32_t bt_kv_cache_n_spare(const bt_kv_cache *cache);
+
 /* Unreferenced blocks that keep their identity. */
 uint32_t bt_kv_cache_n_cached(const bt_kv_cache *cache);
 

@@ -19,6 +19,7 @@ enum {
 };
 
 _Static_assert(8 + 8 + 16 + 4 + 4 + BT_FRAME_TAG_BYTES == BT_FRAME_HEADER_BYTES, "header");
+_Static_assert(BT_KV_WANTED_MAX * 16 + 4 <= BT_FRAME_BODY_BYTES_MAX, "PULL fits");
 _Static_assert(BT_FRAME_IDS_MAX * 4 + 16 <= BT_FRAME_BODY_BYTES_MAX, "OFFER fits");
 _Static_assert(BT_FRAME_SUMS_MAX * 4 + RECT_BYTES <= BT_FRAME_BODY_BYTES_MAX, "ANNOUNCE fits");
 _Static_assert(BT_KV_BLOB_BYTES_MAX + 8 <= BT_FRAME_BODY_BYTES_MAX, "COMPLETE fits");
@@ -34,7 +35,7 @@ static const struct {
     [BT_FRAME_PROOF] = {"PROOF", 0, 0},
     [BT_FRAME_WELCOME] = {"WELCOME", HELLO_BYTES, HELLO_BYTES},
     [BT_FRAME_REFUSE] = {"REFUSE", 4, 4 + BT_KV_TEXT_BYTES},
-    [BT_FRAME_PULL] = {"PULL", 4, 4},
+    [BT_FRAME_PULL] = {"PULL", 4, 4 + 16 * BT_KV_WANTED_MAX},
     [BT_FRAME_RENEW] = {"RENEW", 0, 0},
     [BT_FRAME_OFFER] = {"OFFER", 16, 16 + 4 * BT_FRAME_IDS_MAX},
     [BT_FRAME_ANNOUNCE] = {"ANNOUNCE", RECT_BYTES + 4, RECT_BYTES + 4 * BT_FRAME_SUMS_MAX},
@@ -92,6 +93,16 @@ static void write_u32s(bt_bytes_writer *w, const uint32_t *values, uint64_t n)
     }
 }
 
+static void write_pull(bt_bytes_writer *w, const bt_frame *frame)
+{
+    bt_bytes_write_u32(w, frame->u.pull.deadline_ms);
+    for (uint32_t i = 0; i < frame->u.pull.n_wanted; i++) {
+        uint8_t id[16];
+        bt_hash128_to_bytes(frame->u.pull.wanted[i], id);
+        bt_bytes_write_copy(w, id, sizeof id);
+    }
+}
+
 static void write_body(bt_bytes_writer *w, const bt_frame *frame)
 {
     switch (frame->type) {
@@ -112,7 +123,7 @@ static void write_body(bt_bytes_writer *w, const bt_frame *frame)
         bt_bytes_write_copy(w, frame->u.end.text, frame->u.end.text_bytes);
         return;
     case BT_FRAME_PULL:
-        bt_bytes_write_u32(w, frame->u.pull.deadline_ms);
+        write_pull(w, frame);
         return;
     case BT_FRAME_OFFER:
         bt_bytes_write_u32(w, frame->u.offer.n_tokens);
@@ -253,6 +264,15 @@ static bool read_end(bt_bytes_reader *r, bt_frame *frame)
     return status < 0 && strcmp(bt_status_name((bt_status)status), "?") != 0;
 }
 
+static bool read_pull(bt_bytes_reader *r, bt_frame *frame)
+{
+    frame->u.pull.deadline_ms = bt_bytes_read_u32(r);
+    frame->u.pull.n_wanted = (uint32_t)(bt_bytes_left(r) / 16);
+    frame->u.pull.wanted = NULL;
+    frame->u.pull.wire = bt_bytes_read_span(r, 16 * (size_t)frame->u.pull.n_wanted);
+    return true; /* what is left over is seen at the end */
+}
+
 static bool read_offer(bt_bytes_reader *r, bt_frame *frame)
 {
     frame->u.offer.n_tokens = bt_bytes_read_u32(r);
@@ -308,8 +328,7 @@ static bool read_body(bt_bytes_reader *r, bt_frame *frame)
     case BT_FRAME_END:
         return read_end(r, frame);
     case BT_FRAME_PULL:
-        frame->u.pull.deadline_ms = bt_bytes_read_u32(r);
-        return true;
+        return read_pull(r, frame);
     case BT_FRAME_OFFER:
         return read_offer(r, frame);
     case BT_FRAME_ANNOUNCE:

@@ -95,7 +95,10 @@ typedef struct bt_frame {
             uint32_t text_bytes;
         } end; /* REFUSE, REVOKE, END */
         struct {
-            uint32_t deadline_ms; /* left */
+            uint32_t deadline_ms;     /* left */
+            uint32_t n_wanted;        /* 0: what is offered by the transfer's name */
+            const bt_hash128 *wanted; /* encode: identities, from a chain's first block on */
+            const uint8_t *wire;      /* decode: 16 bytes each */
         } pull;
         struct {
             uint32_t n_tokens, n_blocks; /* of the whole offer */

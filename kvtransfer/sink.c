@@ -327,7 +327,7 @@ static void deliver(bt_kv_sink *sink)
         if (t->state == BT_SINK_OPEN && t->offered && !t->offer_passed_on) {
             t->offer_passed_on = true;
             if (sink->callbacks.offered) {
-                sink->callbacks.offered(t->name, sink->callbacks.ctx);
+                sink->callbacks.offered(t->name, t->n_blocks, sink->callbacks.ctx);
             }
         }
         if (t->state == BT_SINK_ENDED) {
@@ -566,8 +566,9 @@ static bt_status check_open(bt_kv_sink *sink, bt_kv_transfer transfer, const bt_
     return BT_OK;
 }
 
-bt_status bt_kv_sink_open(bt_kv_sink *sink, bt_kv_transfer transfer, const bt_kv_peer *address,
-                          int64_t deadline_ns, bt_error *err)
+static bt_status open_transfer(bt_kv_sink *sink, bt_kv_transfer transfer, const bt_kv_peer *address,
+                               int64_t deadline_ns, const bt_hash128 *wanted, uint32_t n_wanted,
+                               bt_error *err)
 {
     bt_status status = check_open(sink, transfer, address, deadline_ns, err);
     if (status != BT_OK) {
@@ -591,6 +592,8 @@ bt_status bt_kv_sink_open(bt_kv_sink *sink, bt_kv_transfer transfer, const bt_kv
     t->n_tokens = t->n_blocks = t->n_ids = 0;
     t->n_pull_blocks = t->n_skip = t->n_retries = 0;
     t->n_wanted = t->n_right = 0;
+    t->wanted = wanted;
+    t->n_ids_wanted = n_wanted;
     t->blob_bytes = 0;
     t->stats = (bt_kv_pull_stats){.opened_ns = bt_clock_now_ns()};
     peer->n_transfers++;
@@ -599,6 +602,23 @@ bt_status bt_kv_sink_open(bt_kv_sink *sink, bt_kv_transfer transfer, const bt_kv
     sink->counters.transfers_open++;
     bt_wake_ring(sink->wake);
     return BT_OK;
+}
+
+bt_status bt_kv_sink_open(bt_kv_sink *sink, bt_kv_transfer transfer, const bt_kv_peer *peer,
+                          int64_t deadline_ns, bt_error *err)
+{
+    return open_transfer(sink, transfer, peer, deadline_ns, NULL, 0, err);
+}
+
+bt_status bt_kv_sink_open_cached(bt_kv_sink *sink, bt_kv_transfer transfer, const bt_kv_peer *peer,
+                                 int64_t deadline_ns, const bt_hash128 *wanted, uint32_t n_wanted,
+                                 bt_error *err)
+{
+    if (n_wanted == 0 || n_wanted > BT_KV_WANTED_MAX) {
+        return bt_error_set(err, BT_EINVAL, "a pull of %u blocks by identity (1..%d)", n_wanted,
+                            BT_KV_WANTED_MAX);
+    }
+    return open_transfer(sink, transfer, peer, deadline_ns, wanted, n_wanted, err);
 }
 
 bt_status bt_kv_sink_pull(bt_kv_sink *sink, bt_kv_transfer transfer, const bt_block_id *block_ids,

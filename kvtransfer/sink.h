@@ -47,9 +47,9 @@ typedef struct bt_kv_done {
 } bt_kv_done;
 
 typedef struct bt_kv_sink_callbacks {
-    /* The source has reserved the transfer's blocks: from now on a pull() gets on by itself. At
-     * most once, before done or failed. NULL: not wanted. */
-    void (*offered)(bt_kv_transfer transfer, void *ctx);
+    /* The source has reserved the transfer's blocks, so many: from now on a pull() gets on by
+     * itself. At most once, before done or failed. NULL: not wanted. */
+    void (*offered)(bt_kv_transfer transfer, uint32_t n_blocks, void *ctx);
     void (*done)(const bt_kv_done *done, void *ctx);
     /* `text` is borrowed for the call. BT_EPEER, BT_EMISMATCH, BT_EPROTOCOL: another source may
      * serve; BT_EDEADLINE, BT_ECANCELLED, BT_ECORRUPT, or the status of the source's cancel. */
@@ -92,6 +92,14 @@ void bt_kv_sink_destroy(bt_kv_sink *sink);
  * sink may use. BT_EEXHAUSTED: max_peers are busy. No callback unless BT_OK. */
 BT_MUST_CHECK bt_status bt_kv_sink_open(bt_kv_sink *sink, bt_kv_transfer transfer,
                                         const bt_kv_peer *peer, int64_t deadline_ns, bt_error *err);
+
+/* The same for cached blocks, by their identities from a chain's first block on: the source offers
+ * as many of the leading ones as it holds. n_wanted is 1 .. BT_KV_WANTED_MAX (else BT_EINVAL);
+ * `wanted` is borrowed until done or failed. BT_ENOTFOUND in failed(): it holds none of them. */
+BT_MUST_CHECK bt_status bt_kv_sink_open_cached(bt_kv_sink *sink, bt_kv_transfer transfer,
+                                               const bt_kv_peer *peer, int64_t deadline_ns,
+                                               const bt_hash128 *wanted, uint32_t n_wanted,
+                                               bt_error *err);
 
 /* Pulls block i of the offer into block_ids[i] (copied), i in [n_skip, n_blocks); the first
  * n_skip (ids not looked at) are held already. n_blocks must be the offer's, or the transfer

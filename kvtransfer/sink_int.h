@@ -51,6 +51,8 @@ typedef struct bt_sink_transfer {
     uint64_t *words[3];
     bt_plan_set announced, asked, right; /* asked: or skipped. right: in place and checked */
     uint64_t n_wanted, n_right;
+    const bt_hash128 *wanted; /* by identity; NULL: by name. The caller's, until the callback */
+    uint32_t n_ids_wanted;
 
     uint32_t blob_bytes;
     uint8_t blob[BT_KV_BLOB_BYTES_MAX];

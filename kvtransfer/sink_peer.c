@@ -602,7 +602,9 @@ static void put_pull(bt_sink_peer *peer, bt_sink_transfer *t)
         .transfer = t->name,
         .u.pull = {.deadline_ms = left_ms < 0            ? 0
                                   : left_ms > UINT32_MAX ? UINT32_MAX
-                                                         : (uint32_t)left_ms},
+                                                         : (uint32_t)left_ms,
+                   .n_wanted = t->n_ids_wanted,
+                   .wanted = t->wanted},
     };
     bt_channel_put(&peer->channel, &frame);
     t->pull_told = true;

@@ -7,6 +7,7 @@
  *     |  the sink links and pulls meanwhile      ^
  *     +-- lease or deadline over, cancel, peer --+
  *
+ * Cached blocks are offered when a sink asks for them by identity (wanted()).
  * Between offer() and released() the caller keeps a reference on every block: the source
  * and its peers read them. After released() nobody reads them any more.
  * A part may be announced once its last byte is written; it must not change afterwards.
@@ -38,6 +39,11 @@ typedef struct bt_kv_source_callbacks {
     /* Exactly once for each accepted offer. `text` (borrowed for the call) says why when it is
      * not PULLED. The transfer is unknown from here on. */
     void (*released)(bt_kv_transfer transfer, bt_kv_outcome outcome, const char *text, void *ctx);
+    /* A sink wants the cached blocks of these identities (borrowed for the call), which it names
+     * from a chain's first block on: answer with offer() of the leading ones that are held, or
+     * refuse(), now or before deadline_ns. NULL: it is refused. */
+    void (*wanted)(bt_kv_transfer transfer, const bt_hash128 *identities, uint32_t n,
+                   int64_t deadline_ns, void *ctx);
     bt_kv_trace_fn trace; /* NULL: off */
     void *ctx;
 } bt_kv_source_callbacks;

@@ -220,11 +220,27 @@ static bt_source_parked *free_parked(bt_kv_source *source)
     return NULL;
 }
 
+/* A PULL by identity is parked as one that came before its offer, which the owner now makes. */
+static void ask_for_cached(bt_kv_source *source, const bt_frame *frame, int64_t deadline_ns)
+{
+    if (!source->callbacks.wanted) {
+        (void)bt_kv_source_refuse(source, frame->transfer, BT_EUNSUPPORTED,
+                                  "this worker hands no cached blocks on");
+        return;
+    }
+    bt_hash128 identities[BT_KV_WANTED_MAX];
+    const uint32_t n = frame->u.pull.n_wanted;
+    for (uint32_t i = 0; i < n; i++) {
+        identities[i] = bt_hash128_from_bytes(frame->u.pull.wire + 16 * (size_t)i);
+    }
+    source->callbacks.wanted(frame->transfer, identities, n, deadline_ns, source->callbacks.ctx);
+}
+
 static void on_pull(bt_source_peer *peer, const bt_frame *frame)
 {
     bt_kv_source *source = peer->source;
     bt_source_transfer *t = bt_source_find(source, frame->transfer);
-    if (t && t->state == BT_SOURCE_OFFERED) {
+    if (t && t->state == BT_SOURCE_OFFERED && frame->u.pull.n_wanted == 0) {
         bt_source_link(t, peer);
         return;
     }
@@ -255,6 +271,9 @@ static void on_pull(bt_source_peer *peer, const bt_frame *frame)
     source->n_parked++;
     source->counters.transfers_parked++;
     source->counters.pulls_parked++;
+    if (frame->u.pull.n_wanted > 0) {
+        ask_for_cached(source, frame, parked->deadline_ns);
+    }
 }
 
 static bt_status on_read(bt_source_peer *peer, const bt_frame *frame, bt_error *err)

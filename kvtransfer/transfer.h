@@ -21,7 +21,8 @@ enum {
     BT_KV_LEASE_MS = 10000,      /* default life of a lease that nobody renews */
     BT_KV_ADDRESS_BYTES = 108,   /* an address with its NUL, as long as a unix socket's path */
     BT_KV_BOOT_ID_BYTES = 16,
-    BT_KV_TEXT_BYTES = 256, /* an error text on the wire, with its NUL */
+    BT_KV_TEXT_BYTES = 256,  /* an error text on the wire, with its NUL */
+    BT_KV_WANTED_MAX = 1000, /* blocks that one pull names by identity */
 };
 
 /* Names a transfer in the whole cluster. */

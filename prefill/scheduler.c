@@ -110,6 +110,13 @@ static void audit(bt_prefill_scheduler *s)
     emit(s, &event);
 }
 
+static void step_chain(bt_prefill_scheduler *s, bt_kv_chain *chain)
+{
+    bt_kv_chain_step(chain, s->options.cache);
+    const bt_prefill_event event = {.kind = BT_PREFILL_EVENT_CHAIN, .u = {.chain = chain}};
+    emit(s, &event);
+}
+
 static void emit_stats(bt_prefill_scheduler *s)
 {
     bt_kv_cache *cache = s->options.cache;
@@ -149,6 +156,9 @@ static void take_command(void *ctx, const void *command)
         break;
     case BT_PREFILL_COMMAND_AUDIT:
         audit(s);
+        break;
+    case BT_PREFILL_COMMAND_CHAIN:
+        step_chain(s, c->chain);
         break;
     }
     s->is_told = false;

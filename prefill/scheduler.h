@@ -21,6 +21,7 @@
 #include "common/status.h"
 #include "engine/engine.h"
 #include "engine/kv_cache.h"
+#include "engine/kv_chain.h"
 #include "engine/sequence.h"
 
 typedef struct bt_prefill_scheduler bt_prefill_scheduler;
@@ -31,11 +32,13 @@ typedef enum bt_prefill_command_kind {
                                  * Ignored for a sequence that is done. */
     BT_PREFILL_COMMAND_RELEASE, /* after STARTED, once: no reader is left */
     BT_PREFILL_COMMAND_AUDIT,   /* answered by an AUDIT event */
+    BT_PREFILL_COMMAND_CHAIN,   /* a step of a chain of cached blocks; answered by a CHAIN event */
 } bt_prefill_command_kind;
 
 typedef struct bt_prefill_command {
     bt_prefill_command_kind kind;
     bt_sequence *seq;
+    bt_kv_chain *chain; /* CHAIN */
 } bt_prefill_command;
 
 /* Running totals and levels. */
@@ -66,6 +69,7 @@ typedef enum bt_prefill_event_kind {
     BT_PREFILL_EVENT_BLOCK,   /* an identity was stored or evicted */
     BT_PREFILL_EVENT_STATS,   /* after a batch of commands and after each step, last */
     BT_PREFILL_EVENT_AUDIT,   /* status: BT_OK, or the audit's first difference in the log */
+    BT_PREFILL_EVENT_CHAIN,   /* the step is done: the chain is the loop thread's again */
 } bt_prefill_event_kind;
 
 typedef struct bt_prefill_part {
@@ -85,6 +89,7 @@ typedef struct bt_prefill_event {
         bt_prefill_part part;
         bt_token_result token;
         bt_prefill_stats stats;
+        bt_kv_chain *chain;
         struct {
             bt_block_hash identity;
             bool stored;

@@ -34,6 +34,7 @@ struct bt_prefill_worker {
     bt_worker *base;
     bt_prefill_scheduler *scheduler;
     bt_kv_source *source;
+    bt_kv_sink *sink;       /* of cached prefixes alone */
     bt_prefill_stats stats; /* of the newest step */
 };
 
@@ -45,6 +46,13 @@ static bt_kv_transfer transfer_of(const bt_worker_run *run)
 static void post(bt_prefill_worker *worker, bt_prefill_command_kind kind, bt_sequence *seq)
 {
     const bt_prefill_command command = {.kind = kind, .seq = seq};
+    bt_worker_post(worker->base, &command);
+}
+
+static void step_chain(bt_kv_chain *chain, void *ctx)
+{
+    bt_prefill_worker *worker = ctx;
+    const bt_prefill_command command = {.kind = BT_PREFILL_COMMAND_CHAIN, .chain = chain};
     bt_worker_post(worker->base, &command);
 }
 
@@ -236,6 +244,9 @@ static void on_event(const void *item, void *ctx)
     case BT_PREFILL_EVENT_AUDIT:
         bt_worker_audited(worker->base, event->status);
         break;
+    case BT_PREFILL_EVENT_CHAIN:
+        bt_worker_chains_stepped(bt_worker_get_chains(worker->base), event->u.chain);
+        break;
     }
 }
 
@@ -246,9 +257,20 @@ static void audit(void *ctx)
 
 /* -------------------------------------------------------------------- from the source ---- */
 
+static void on_wanted(bt_kv_transfer transfer, const bt_hash128 *identities, uint32_t n,
+                      int64_t deadline_ns, void *ctx)
+{
+    const bt_prefill_worker *worker = ctx;
+    bt_worker_chains_serve(bt_worker_get_chains(worker->base), transfer, identities, n,
+                           deadline_ns);
+}
+
 static void on_released(bt_kv_transfer transfer, bt_kv_outcome outcome, const char *text, void *ctx)
 {
     bt_prefill_worker *worker = ctx;
+    if (bt_worker_chains_released(bt_worker_get_chains(worker->base), transfer)) {
+        return;
+    }
     bt_worker_run *run = bt_worker_find(worker->base, transfer);
     BT_ASSERT(run != NULL);
     BT_ASSERT(run->in_transfer);
@@ -265,6 +287,26 @@ static void on_released(bt_kv_transfer transfer, bt_kv_outcome outcome, const ch
     if (run->lent) { /* stopping it now has released it already */
         post_release(worker, run);
     }
+}
+
+/* -------------------------------------------------- from the sink: cached prefixes alone ---- */
+
+static void on_offered(bt_kv_transfer transfer, uint32_t n_blocks, void *ctx)
+{
+    const bt_prefill_worker *worker = ctx;
+    (void)bt_worker_chains_offered(bt_worker_get_chains(worker->base), transfer, n_blocks);
+}
+
+static void on_pulled(const bt_kv_done *done, void *ctx)
+{
+    const bt_prefill_worker *worker = ctx;
+    (void)bt_worker_chains_done(bt_worker_get_chains(worker->base), done);
+}
+
+static void on_failed(bt_kv_transfer transfer, bt_status status, const char *text, void *ctx)
+{
+    const bt_prefill_worker *worker = ctx;
+    (void)bt_worker_chains_failed(bt_worker_get_chains(worker->base), transfer, status, text);
 }
 
 static void on_trace(const bt_kv_trace *event, void *ctx)
@@ -284,6 +326,7 @@ static const bt_worker_role_ops role_ops = {
     .run = on_run,
     .stop = on_stop,
     .event = on_event,
+    .chain = step_chain,
     .audit = audit,
 };
 
@@ -313,10 +356,24 @@ static bt_status make_source(bt_prefill_worker *worker, bt_loop *loop, bt_error 
     const bt_kv_source_options options = bt_worker_source_options(worker->base);
     const bt_kv_source_callbacks callbacks = {
         .released = on_released,
+        .wanted = on_wanted,
         .trace = o->kv_trace != NULL ? on_trace : NULL,
         .ctx = worker,
     };
     return bt_kv_source_create(loop, &options, &callbacks, &worker->source, err);
+}
+
+static bt_status make_sink(bt_prefill_worker *worker, bt_loop *loop, bt_error *err)
+{
+    bt_kv_sink_options options = bt_worker_sink_options(worker->base);
+    options.max_transfers = BT_WORKER_CHAINS_MAX;
+    const bt_kv_sink_callbacks callbacks = {
+        .offered = on_offered,
+        .done = on_pulled,
+        .failed = on_failed,
+        .ctx = worker,
+    };
+    return bt_kv_sink_create(loop, &options, &callbacks, &worker->sink, err);
 }
 
 bt_status bt_prefill_worker_create(bt_loop *loop, bt_rpc *rpc, const bt_worker_options *options,
@@ -335,6 +392,12 @@ bt_status bt_prefill_worker_create(bt_loop *loop, bt_rpc *rpc, const bt_worker_o
     }
     if (status == BT_OK) {
         status = make_source(worker, loop, err);
+    }
+    if (status == BT_OK) {
+        status = make_sink(worker, loop, err);
+    }
+    if (status == BT_OK) {
+        status = bt_worker_hand_prefixes_on(worker->base, worker->source, worker->sink, err);
     }
     if (status != BT_OK) {
         bt_prefill_worker_destroy(worker);
@@ -364,6 +427,7 @@ void bt_prefill_worker_destroy(bt_prefill_worker *worker)
         return;
     }
     bt_worker_halt(worker->base);
+    bt_kv_sink_destroy(worker->sink);
     bt_kv_source_destroy(worker->source);
     bt_prefill_scheduler_destroy(worker->scheduler);
     bt_worker_destroy(worker->base);
@@ -388,5 +452,6 @@ const bt_kv_source_counters *bt_prefill_worker_kv_counters(const bt_prefill_work
 void bt_prefill_worker_tick(bt_prefill_worker *worker)
 {
     bt_worker_tick(worker->base);
+    bt_kv_sink_tick(worker->sink);
     bt_kv_source_tick(worker->source);
 }

@@ -17,6 +17,8 @@
  *     |<------------------ park, resume ---------|  on_park, on_resume
  *     |---- parked ------------------------------>|  on_parked
  *     |<------------------------- drain ---------|  on_drain
+ *     |<------------------ fetch, leave ---------|  on_fetch, on_leave
+ *     |---- fetched ----------------------------->|  on_fetched
  *
  * Before the proofs (proto/proof.h) neither side answers anything else, and a session without
  * them ends within silence_ms.
@@ -44,6 +46,7 @@ enum {
     BT_LINK_LABEL_MAX = 65,     /* what a client calls its request, with its NUL */
     BT_LINK_TIMELINES_MAX = 16, /* of one answer about a request */
     BT_LINK_ROUTERS_MAX = 16,
+    BT_LINK_FETCH_BLOCKS_MAX = 1000, /* of one fetch; equals BT_KV_WANTED_MAX */
 };
 
 typedef enum bt_link_role {
@@ -154,6 +157,27 @@ typedef struct bt_link_parked {
     uint32_t generated_tokens; /* of the output, with those before this attempt */
 } bt_link_parked;
 
+/* Cached blocks that a worker is to pull from another one. */
+typedef struct bt_link_fetch {
+    bt_request_id id;
+    uint32_t attempt;
+    bt_link_kv_peer peer;
+    const bt_block_hash *ids; /* borrowed; from a chain's first block on */
+    uint32_t n_ids;           /* 1 .. BT_LINK_FETCH_BLOCKS_MAX */
+    uint32_t deadline_left_ms;
+} bt_link_fetch;
+
+/* What came of it. */
+typedef struct bt_link_fetched {
+    bt_request_id id;
+    uint32_t attempt;
+    bt_status status;
+    bt_error error; /* text when status is not BT_OK */
+    uint32_t blocks_moved;
+    uint32_t blocks_skipped; /* that were there already */
+    uint64_t bytes_moved;
+} bt_link_fetched;
+
 /* A worker's load now, and its counters since its start. */
 typedef struct bt_link_load {
     uint32_t blocks_free;
@@ -240,6 +264,10 @@ typedef struct bt_link_worker_callbacks {
     void (*on_resume)(bt_request_id id, uint32_t attempt, void *ctx);
     /* A router's operator wants this worker to drain and exit. NULL: ignored. */
     void (*on_drain)(void *ctx);
+    /* Pull cached blocks; answer with bt_link_worker_fetched() to that router. NULL: ignored. */
+    void (*on_fetch)(uint32_t router, const bt_link_fetch *fetch, void *ctx);
+    /* A router does not keep this worker, which drains (any more). NULL: ignored. */
+    void (*on_leave)(void *ctx);
     /* May be NULL. `router`: index into options.routers. */
     void (*on_router_up)(uint32_t router, void *ctx);
     void (*on_router_down)(uint32_t router, const char *reason, void *ctx);
@@ -289,6 +317,12 @@ void bt_link_worker_tokens(bt_link_worker *link, const bt_link_tokens *tokens);
 void bt_link_worker_finished(bt_link_worker *link, const bt_link_finished *finished);
 void bt_link_worker_parked(bt_link_worker *link, const bt_link_parked *parked);
 
+/* To the router of that index, if it is there. */
+void bt_link_worker_fetched(bt_link_worker *link, uint32_t router, const bt_link_fetched *fetched);
+
+/* A router that is up has not said (in this session) that it does not keep this worker. */
+bool bt_link_worker_is_kept(const bt_link_worker *link);
+
 /* Blocks that joined or left the prefix cache, for all routers. The link keeps the set of what
  * is held (pool_blocks of the hello at most), so snapshots need nobody's help. With the
  * outbox more than half full these events are left out and a snapshot follows later. */
@@ -326,6 +360,8 @@ typedef struct bt_link_router_callbacks {
     void (*on_tokens)(bt_link_peer *worker, const bt_link_tokens *tokens, void *ctx);
     void (*on_finished)(bt_link_peer *worker, const bt_link_finished *finished, void *ctx);
     void (*on_parked)(bt_link_peer *worker, const bt_link_parked *parked, void *ctx); /* or NULL */
+    /* May be NULL. */
+    void (*on_fetched)(bt_link_peer *worker, const bt_link_fetched *fetched, void *ctx);
     void (*on_blocks)(bt_link_peer *worker, bt_link_blocks_kind kind, const bt_block_hash *ids,
                       size_t n, void *ctx);
     /* The answer to bt_link_router_explain(). May be NULL. */
@@ -377,6 +413,13 @@ void bt_link_router_resume(bt_link_peer *worker, bt_request_id id, uint32_t atte
 
 /* Asks the worker to drain and exit. */
 void bt_link_router_drain(bt_link_peer *worker);
+
+/* Lets the worker pull cached blocks from another one: on_fetched follows, unless its session ends.
+ * BT_AGAIN, BT_EPEER: as above. */
+BT_MUST_CHECK bt_status bt_link_router_fetch(bt_link_peer *worker, const bt_link_fetch *fetch);
+
+/* Tells a worker that drains that nothing (more) of it is fetched. */
+void bt_link_router_leave(bt_link_peer *worker);
 
 /* Asks what the worker knows of a request (its id in hex, or its label); `number` comes back in
  * on_explained. BT_AGAIN: its outbox is full. BT_EPEER: its session is ending. */

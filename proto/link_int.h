@@ -122,6 +122,7 @@ bool bt_link_put_finished(bt_link_outbox *outbox, const bt_link_finished *finish
 bool bt_link_put_blocks(bt_link_outbox *outbox, uint64_t number, bt_link_blocks_kind kind,
                         const bt_block_hash *ids, size_t n);
 bool bt_link_put_parked(bt_link_outbox *outbox, const bt_link_parked *parked);
+bool bt_link_put_fetched(bt_link_outbox *outbox, const bt_link_fetched *fetched);
 bool bt_link_put_pong(bt_link_outbox *outbox, uint64_t number);
 bool bt_link_put_explained(bt_link_outbox *outbox, uint64_t number,
                            const bt_link_timeline *timelines, size_t n);
@@ -139,6 +140,8 @@ bool bt_link_put_park(bt_link_outbox *outbox, bt_request_id id, uint32_t attempt
                       uint32_t next_attempt);
 bool bt_link_put_resume(bt_link_outbox *outbox, bt_request_id id, uint32_t attempt);
 bool bt_link_put_drain(bt_link_outbox *outbox);
+bool bt_link_put_fetch(bt_link_outbox *outbox, const bt_link_fetch *fetch);
+bool bt_link_put_leave(bt_link_outbox *outbox);
 
 /* ---- in: false: the message makes no sense. Results point into the message. ---- */
 /* `nonce` is filled when the version is ours. */
@@ -150,6 +153,9 @@ bool bt_link_get_proof(const Baton__Worker__V1__Proof *in, uint8_t proof[BT_PROO
 void bt_link_get_load(const Baton__Worker__V1__Load *in, bt_link_load *out);
 bool bt_link_get_finished(const Baton__Worker__V1__Finished *in, bt_link_finished *out);
 bool bt_link_get_parked(const Baton__Worker__V1__Parked *in, bt_link_parked *out);
+bool bt_link_get_fetched(const Baton__Worker__V1__Fetched *in, bt_link_fetched *out);
+/* Fills ids[0..n_ids-1], BT_LINK_FETCH_BLOCKS_MAX at most; out->ids points there. */
+bool bt_link_get_fetch(const Baton__Worker__V1__Fetch *in, bt_link_fetch *out, bt_block_hash *ids);
 bool bt_link_get_id(const Baton__Worker__V1__RequestId *in, bt_request_id *id, uint32_t *attempt);
 bool bt_link_get_run(const Baton__Worker__V1__Run *in, bt_link_run *out, bt_sampling *sampling);
 

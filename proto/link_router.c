@@ -259,6 +259,18 @@ static bool take_finished(bt_link_peer *peer, const Baton__Worker__V1__Finished 
     return true;
 }
 
+static bool take_fetched(bt_link_peer *peer, const Baton__Worker__V1__Fetched *in)
+{
+    bt_link_fetched fetched;
+    if (!bt_link_get_fetched(in, &fetched)) {
+        return false;
+    }
+    if (peer->link->callbacks->on_fetched != NULL) {
+        peer->link->callbacks->on_fetched(peer, &fetched, peer->link->ctx);
+    }
+    return true;
+}
+
 static bool take_parked(bt_link_peer *peer, const Baton__Worker__V1__Parked *in)
 {
     bt_link_parked parked;
@@ -342,6 +354,8 @@ static bool take_event(bt_link_peer *peer, const Baton__Worker__V1__Event *event
         return take_finished(peer, event->finished);
     case BATON__WORKER__V1__EVENT__EVENT_BLOCKS:
         return take_blocks(peer, event->blocks);
+    case BATON__WORKER__V1__EVENT__EVENT_FETCHED:
+        return take_fetched(peer, event->fetched);
     case BATON__WORKER__V1__EVENT__EVENT_PARKED:
         return take_parked(peer, event->parked);
     case BATON__WORKER__V1__EVENT__EVENT_EXPLAINED:
@@ -597,6 +611,25 @@ void bt_link_router_drain(bt_link_peer *worker)
 {
     if (worker->state == UP) {
         send_added(worker, bt_link_put_drain(&worker->outbox));
+    }
+}
+
+bt_status bt_link_router_fetch(bt_link_peer *worker, const bt_link_fetch *fetch)
+{
+    if (worker->state != UP) {
+        return BT_EPEER;
+    }
+    if (!bt_link_put_fetch(&worker->outbox, fetch)) {
+        return BT_AGAIN;
+    }
+    (void)bt_link_outbox_send(&worker->outbox, worker->call);
+    return BT_OK;
+}
+
+void bt_link_router_leave(bt_link_peer *worker)
+{
+    if (worker->state == UP) {
+        send_added(worker, bt_link_put_leave(&worker->outbox));
     }
 }
 

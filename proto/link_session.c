@@ -287,6 +287,7 @@ static bool take_welcome(bt_link_session *s, const Baton__Worker__V1__Welcome *i
     s->blocks_number = 0;
     s->snapshot_wanted = true;
     s->snapshot_running = false;
+    s->lets_go = false;
     s->link->stats.sessions++;
     s->link->stats.routers_up++;
     bt_log(BT_INFO, "router attached: router=%s address=%s", s->router_name, s->address);
@@ -296,6 +297,27 @@ static bool take_welcome(bt_link_session *s, const Baton__Worker__V1__Welcome *i
         s->link->callbacks->on_router_up(s->idx, s->link->ctx);
     }
     return true;
+}
+
+static bool take_fetch(bt_link_session *s, const Baton__Worker__V1__Fetch *in)
+{
+    bt_link_fetch fetch;
+    bt_block_hash ids[BT_LINK_FETCH_BLOCKS_MAX];
+    if (!bt_link_get_fetch(in, &fetch, ids)) {
+        return false;
+    }
+    if (s->link->callbacks->on_fetch != NULL) {
+        s->link->callbacks->on_fetch(s->idx, &fetch, s->link->ctx);
+    }
+    return true;
+}
+
+static void take_leave(bt_link_session *s)
+{
+    s->lets_go = true;
+    if (s->link->callbacks->on_leave != NULL) {
+        s->link->callbacks->on_leave(s->link->ctx);
+    }
 }
 
 static bool take_command(bt_link_session *s, const Baton__Worker__V1__Command *command)
@@ -326,6 +348,11 @@ static bool take_command(bt_link_session *s, const Baton__Worker__V1__Command *c
         return take_park(s, command->park);
     case BATON__WORKER__V1__COMMAND__COMMAND_RESUME:
         return take_resume(s, command->resume);
+    case BATON__WORKER__V1__COMMAND__COMMAND_FETCH:
+        return take_fetch(s, command->fetch);
+    case BATON__WORKER__V1__COMMAND__COMMAND_LEAVE:
+        take_leave(s);
+        return true;
     case BATON__WORKER__V1__COMMAND__COMMAND_SEND_SNAPSHOT:
         s->snapshot_wanted = true;
         return true;
@@ -428,11 +455,13 @@ static void on_done(bt_rpc_call *call, bt_rpc_code code, const char *message, vo
     const bt_link_session_state was = s->state;
     const bool was_cut = s->cut; /* by this side */
     char reason[BT_LINK_TEXT_BYTES];
-    snprintf(reason, sizeof reason, "%s",
+    const bool is_other_door = code == BT_RPC_UNIMPLEMENTED || code == BT_RPC_UNAUTHENTICATED;
+    snprintf(reason, sizeof reason, "%s%s",
              s->cut               ? s->reason
              : message[0] != '\0' ? message
              : code == BT_RPC_OK  ? "the router closed the session"
-                                  : "connection lost");
+                                  : "connection lost",
+             !s->cut && is_other_door ? ". Workers go to a router's --attach address" : "");
     s->state = BT_LINK_SESSION_WAITING;
     s->attach = NULL;
     s->cut = false;

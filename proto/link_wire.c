@@ -427,6 +427,37 @@ bool bt_link_get_parked(const Baton__Worker__V1__Parked *in, bt_link_parked *out
            strcmp(bt_status_name(out->status), "?") != 0;
 }
 
+/* ---- fetched ---- */
+
+bool bt_link_put_fetched(bt_link_outbox *outbox, const bt_link_fetched *fetched)
+{
+    Baton__Worker__V1__Fetched out = BATON__WORKER__V1__FETCHED__INIT;
+    pb_id id = make_id(fetched->id, fetched->attempt);
+    out.id = &id;
+    out.status = fetched->status;
+    out.text = make_text(fetched->error.text);
+    out.blocks_moved = fetched->blocks_moved;
+    out.blocks_skipped = fetched->blocks_skipped;
+    out.bytes_moved = fetched->bytes_moved;
+    pb_event event = BATON__WORKER__V1__EVENT__INIT;
+    event.event_case = BATON__WORKER__V1__EVENT__EVENT_FETCHED;
+    event.fetched = &out;
+    return add_event(outbox, &event);
+}
+
+bool bt_link_get_fetched(const Baton__Worker__V1__Fetched *in, bt_link_fetched *out)
+{
+    *out = (bt_link_fetched){
+        .status = (bt_status)in->status,
+        .blocks_moved = in->blocks_moved,
+        .blocks_skipped = in->blocks_skipped,
+        .bytes_moved = in->bytes_moved,
+    };
+    (void)bt_error_set(&out->error, out->status, "%s", in->text);
+    return bt_link_get_id(in->id, &out->id, &out->attempt) &&
+           strcmp(bt_status_name(out->status), "?") != 0;
+}
+
 /* ---- blocks, pong ---- */
 
 bool bt_link_put_blocks(bt_link_outbox *outbox, uint64_t number, bt_link_blocks_kind kind,
@@ -690,6 +721,18 @@ static void split_sampling(const bt_sampling *in, sampling_arrays *arrays,
     out->bias_values = arrays->bias_values;
 }
 
+/* Borrows from `in`. */
+static Baton__Worker__V1__Peer make_peer(const bt_link_kv_peer *in)
+{
+    Baton__Worker__V1__Peer peer = BATON__WORKER__V1__PEER__INIT;
+    peer.name = make_text(in->name);
+    peer.incarnation = in->incarnation;
+    peer.kv_tcp = make_text(in->kv_tcp);
+    peer.kv_unix = make_text(in->kv_unix);
+    peer.boot_id = make_bytes(in->boot_id, BT_LINK_ID_BYTES);
+    return peer;
+}
+
 bt_status bt_link_put_run(bt_link_outbox *outbox, const bt_link_run *run)
 {
     BT_ASSERT(run->sampling != NULL);
@@ -699,12 +742,7 @@ bt_status bt_link_put_run(bt_link_outbox *outbox, const bt_link_run *run)
     split_sampling(run->sampling, &arrays, &sampling);
     uint8_t root[BT_BLOCK_HASH_BYTES];
     bt_hash128_to_bytes(run->chain_root, root);
-    Baton__Worker__V1__Peer peer = BATON__WORKER__V1__PEER__INIT;
-    peer.name = make_text(run->peer.name);
-    peer.incarnation = run->peer.incarnation;
-    peer.kv_tcp = make_text(run->peer.kv_tcp);
-    peer.kv_unix = make_text(run->peer.kv_unix);
-    peer.boot_id = make_bytes(run->peer.boot_id, BT_LINK_ID_BYTES);
+    Baton__Worker__V1__Peer peer = make_peer(&run->peer);
 
     Baton__Worker__V1__Run out = BATON__WORKER__V1__RUN__INIT;
     out.id = &id;
@@ -804,4 +842,53 @@ bool bt_link_get_run(const Baton__Worker__V1__Run *in, bt_link_run *out, bt_samp
         return in->mode != BATON__WORKER__V1__MODE__MODE_DECODE;
     }
     return get_peer(in->peer, &out->peer);
+}
+
+/* ---- fetch ---- */
+
+bool bt_link_put_fetch(bt_link_outbox *outbox, const bt_link_fetch *fetch)
+{
+    BT_ASSERT(fetch->n_ids <= BT_LINK_FETCH_BLOCKS_MAX);
+    uint8_t ids[BT_LINK_FETCH_BLOCKS_MAX * BT_BLOCK_HASH_BYTES];
+    for (uint32_t i = 0; i < fetch->n_ids; i++) {
+        bt_hash128_to_bytes(fetch->ids[i], ids + (size_t)i * BT_BLOCK_HASH_BYTES);
+    }
+    pb_id id = make_id(fetch->id, fetch->attempt);
+    Baton__Worker__V1__Peer peer = make_peer(&fetch->peer);
+    Baton__Worker__V1__Fetch out = BATON__WORKER__V1__FETCH__INIT;
+    out.id = &id;
+    out.peer = &peer;
+    out.ids = make_bytes(ids, (size_t)fetch->n_ids * BT_BLOCK_HASH_BYTES);
+    out.deadline_left_ms = fetch->deadline_left_ms;
+    pb_command command = BATON__WORKER__V1__COMMAND__INIT;
+    command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_FETCH;
+    command.fetch = &out;
+    return bt_link_outbox_add(outbox, &command.base, false);
+}
+
+bool bt_link_get_fetch(const Baton__Worker__V1__Fetch *in, bt_link_fetch *out, bt_block_hash *ids)
+{
+    const size_t n = in->ids.len / BT_BLOCK_HASH_BYTES;
+    *out = (bt_link_fetch){
+        .ids = ids,
+        .n_ids = (uint32_t)n,
+        .deadline_left_ms = in->deadline_left_ms,
+    };
+    if (n == 0 || n > BT_LINK_FETCH_BLOCKS_MAX || in->ids.len % BT_BLOCK_HASH_BYTES != 0 ||
+        in->peer == NULL || !bt_link_get_id(in->id, &out->id, &out->attempt)) {
+        return false;
+    }
+    for (size_t i = 0; i < n; i++) {
+        ids[i] = bt_hash128_from_bytes(in->ids.data + i * BT_BLOCK_HASH_BYTES);
+    }
+    return get_peer(in->peer, &out->peer);
+}
+
+bool bt_link_put_leave(bt_link_outbox *outbox)
+{
+    Baton__Worker__V1__Leave out = BATON__WORKER__V1__LEAVE__INIT;
+    pb_command command = BATON__WORKER__V1__COMMAND__INIT;
+    command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_LEAVE;
+    command.leave = &out;
+    return bt_link_outbox_add(outbox, &command.base, true);
 }

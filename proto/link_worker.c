@@ -153,6 +153,25 @@ void bt_link_worker_parked(bt_link_worker *link, const bt_link_parked *parked)
     }
 }
 
+void bt_link_worker_fetched(bt_link_worker *link, uint32_t router, const bt_link_fetched *fetched)
+{
+    BT_ASSERT(router < link->n_sessions);
+    bt_link_session *s = &link->sessions[router];
+    if (bt_link_session_is_open(s)) {
+        bt_link_session_need_room(s, bt_link_put_fetched(&s->outbox, fetched));
+    }
+}
+
+bool bt_link_worker_is_kept(const bt_link_worker *link)
+{
+    for (uint32_t i = 0; i < link->n_sessions; i++) {
+        if (bt_link_session_is_open(&link->sessions[i]) && !link->sessions[i].lets_go) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void bt_link_worker_blocks(bt_link_worker *link, bt_link_blocks_kind kind, const bt_block_hash *ids,
                            size_t n)
 {

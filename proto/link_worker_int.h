@@ -47,6 +47,7 @@ struct bt_link_session {
     int64_t load_sent_ns;
     bool load_changed;
     bool told_draining; /* in the last report */
+    bool lets_go;       /* the router does not keep this worker */
     uint64_t blocks_number;
     bool snapshot_wanted;
     bool snapshot_running;

@@ -48,6 +48,7 @@ static void begin_drain(bt_router *router, bt_router_worker *worker)
     bt_log(BT_INFO, "drain asked for: worker=%s", worker->hello.kv.name);
     bt_link_router_drain(worker->peer);
     bt_router_move_away(router, worker);
+    bt_router_hand_over(router, worker);
 }
 
 static void answer_drain(admin_call *call, const uint8_t *data, size_t len)

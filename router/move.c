@@ -36,7 +36,7 @@
 enum { MOVES_PER_WORKER = 8 }; /* at a time: the others go on meanwhile */
 
 /* Whether `to` gets to the blocks of `from`: by TCP, or on the same host. */
-static bool can_pull(const bt_router_worker *from, const bt_router_worker *to)
+bool bt_router_can_pull(const bt_router_worker *from, const bt_router_worker *to)
 {
     const bt_link_kv_peer *kv = &from->hello.kv;
     const bool same_host = memcmp(kv->boot_id, to->hello.kv.boot_id, sizeof kv->boot_id) == 0;
@@ -63,7 +63,7 @@ static bt_router_worker *choose_target(bt_router_request *request, const bt_rout
         const bt_router_worker *worker = bt_router_registry_at(router->registry, slots[i]);
         views[i].excluded = worker == from ||
                             bt_router_request_has_failed(request, worker->session) ||
-                            (pulls && !can_pull(from, worker));
+                            (pulls && !bt_router_can_pull(from, worker));
     }
     const bt_router_policy_options options = bt_router_policy_options_of(router);
     uint32_t d_idx;

@@ -460,6 +460,7 @@ bt_status bt_router_request_place(bt_router_request *request)
         case BT_OK:
             request->state = BT_ROUTER_REQUEST_PREFILLING;
             bt_router_report_placed(request);
+            bt_router_note_hot(request);
             if (request->first_token_ns == 0) {
                 request->placed_ns = bt_clock_now_ns();
             }

@@ -44,6 +44,9 @@ typedef struct bt_router_worker {
     bt_router_eviction_sample evictions[BT_ROUTER_EVICTION_SAMPLES]; /* the newest ones */
     uint32_t n_evictions;                                            /* samples so far */
     bool drain_asked;  /* an operator wants it to go */
+    uint64_t hot_looked; /* draining: the oldest hot chain that was looked at; 0: none */
+    uint64_t fetched_bytes; /* draining: of its blocks, that others were told to pull */
+    bool let_go;            /* draining: it was told that it is not kept for them (any more) */
     bool unreachable;  /* a run could not be sent since its last report */
     /* bound by this router */
     uint32_t n_requests;

@@ -48,6 +48,8 @@ struct bt_router_meters {
     bt_counter *recoveries;
     bt_counter *moves;
     bt_counter *moves_failed;
+    bt_counter *prefix_blocks;
+    bt_counter *prefixes_failed;
     bt_counter *prompt_tokens;
     bt_counter *cached_tokens;
     bt_counter *generated_tokens;
@@ -96,6 +98,12 @@ bt_status bt_router_meters_create(bt_metrics *m, bt_router_meters **out)
     meters->moves_failed = bt_metrics_counter(m, "baton_router_moves_total",
                                               "Streams handed on in mid-stream, by how.",
                                               BT_LABELS({"end", "failed"}));
+    meters->prefix_blocks = bt_metrics_counter(
+        m, "baton_router_prefix_blocks_handed_on_total",
+        "Cached KV blocks of draining workers that others pulled.", BT_NO_LABELS);
+    meters->prefixes_failed =
+        bt_metrics_counter(m, "baton_router_prefixes_not_handed_on_total",
+                           "Prefixes of draining workers that could not be pulled.", BT_NO_LABELS);
     meters->prompt_tokens = bt_metrics_counter(m, "baton_router_prompt_tokens_total",
                                                "Prompt tokens of requests.", BT_NO_LABELS);
     meters->cached_tokens =
@@ -454,6 +462,15 @@ void bt_router_report_move(bt_router *router, bool done)
 {
     router->counts.n_moves += done;
     bt_counter_add(done ? router->meters->moves : router->meters->moves_failed, 1);
+}
+
+void bt_router_report_fetched(bt_router *router, bool done, uint32_t n_blocks)
+{
+    if (done) {
+        bt_counter_add(router->meters->prefix_blocks, n_blocks);
+    } else {
+        bt_counter_add(router->meters->prefixes_failed, 1);
+    }
 }
 
 void bt_router_report_tick(bt_router *router)

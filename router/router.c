@@ -49,6 +49,7 @@ void bt_router_options_init(bt_router_options *options)
         .attempts_max = 3,
         .recoveries_max = 3,
         .prefix_blocks_max = 1 << 18,
+        .drain_prefix_bytes = 256 << 20,
         .worker_timeout_ms = 3000,
         .ring_requests = 1024,
     };
@@ -102,6 +103,7 @@ static void on_load(bt_link_peer *peer, const bt_link_load *load, void *ctx)
     }
     if (bt_router_worker_is_draining(worker)) {
         bt_router_move_away(router, worker);
+        bt_router_hand_over(router, worker);
     }
     if (router->queue_head != NULL) {
         bt_wake_ring(router->queue_wake);
@@ -121,6 +123,11 @@ static void on_finished(bt_link_peer *peer, const bt_link_finished *finished, vo
 static void on_parked(bt_link_peer *peer, const bt_link_parked *parked, void *ctx)
 {
     bt_router_on_parked(ctx, bt_link_peer_ctx(peer), parked);
+}
+
+static void on_fetched(bt_link_peer *peer, const bt_link_fetched *fetched, void *ctx)
+{
+    bt_router_on_fetched(ctx, bt_link_peer_ctx(peer), fetched);
 }
 
 static void on_blocks(bt_link_peer *peer, bt_link_blocks_kind kind, const bt_block_hash *ids,
@@ -150,7 +157,9 @@ static void on_worker_down(bt_link_peer *peer, const char *reason, void *ctx)
            worker->n_requests, reason);
     bt_router_on_worker_lost(router, worker, reason, true);
     bt_router_prefix_map_drop_worker(router->prefix_map, worker->slot);
+    const uint64_t session = worker->session;
     bt_router_registry_remove(router->registry, worker);
+    bt_router_fetches_lost(router, session);
 }
 
 static void on_explained(bt_link_peer *peer, uint64_t number, const bt_link_timeline *timelines,
@@ -166,6 +175,7 @@ static const bt_link_router_callbacks link_callbacks = {
     .on_tokens = on_tokens,
     .on_finished = on_finished,
     .on_parked = on_parked,
+    .on_fetched = on_fetched,
     .on_blocks = on_blocks,
     .on_explained = on_explained,
     .on_worker_down = on_worker_down,
@@ -270,6 +280,9 @@ static bt_status create_state(bt_router *router, bt_metrics *metrics)
     if (status == BT_OK) {
         status =
             bt_router_prefix_map_create(router->options.prefix_blocks_max, &router->prefix_map);
+    }
+    if (status == BT_OK) {
+        status = bt_router_hot_create(&router->hot);
     }
     if (status == BT_OK) {
         status = bt_router_clients_create(router->options.requests_max, &router->clients);
@@ -555,6 +568,7 @@ void bt_router_destroy(bt_router *router)
     bt_router_meters_destroy(router->meters);
     bt_router_explains_destroy(router->explains);
     bt_router_prefix_map_destroy(router->prefix_map);
+    bt_router_hot_destroy(router->hot);
     bt_router_registry_destroy(router->registry);
     bt_router_models_destroy(router->models);
     bt_hash_wipe(&router->options.cluster_key, sizeof router->options.cluster_key);

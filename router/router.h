@@ -75,6 +75,7 @@ typedef struct bt_router_options {
     uint32_t attempts_max;         /* placements in a row without a new token; 1..16 */
     uint32_t recoveries_max;       /* times a stream that has begun goes on elsewhere; 0..100 */
     uint32_t prefix_blocks_max;    /* entries of the prefix map */
+    uint64_t drain_prefix_bytes;   /* cached, that others pull from one that drains; 0: none */
     uint64_t worker_timeout_ms;    /* silence after which a worker is taken for dead */
     uint32_t ring_requests;        /* ended requests that it remembers, for explain; 0: none */
 } bt_router_options;

@@ -19,6 +19,7 @@
 #include "router/clients.h"
 #include "router/explain.h"
 #include "router/front.h"
+#include "router/hot.h"
 #include "router/models.h"
 #include "router/prefix_map.h"
 #include "router/registry.h"
@@ -29,6 +30,7 @@ enum {
     BT_ROUTER_ATTEMPTS_MAX = 16,
     BT_ROUTER_RECOVERIES_MAX = 100,
     BT_ROUTER_FAILED_MAX = 32,
+    BT_ROUTER_FETCHES_MAX = 16, /* prefixes on their way from workers that drain */
     BT_ROUTER_REPORT_WAIT_MS = 200, /* for workers' numbers, after the last token */
 };
 
@@ -154,6 +156,16 @@ struct bt_router_request {
     bt_router_summary summary;
 };
 
+/* Cached blocks that one worker was told to pull from another, which drains (handover.c). */
+typedef struct bt_router_fetch {
+    bool open;
+    bt_request_id id;
+    uint64_t from; /* sessions */
+    uint64_t to;
+    uint32_t from_slot;
+    bt_block_hash first; /* of the chain */
+} bt_router_fetch;
+
 typedef struct bt_router_counts {
     uint32_t n_live; /* slots taken */
     uint32_t n_queued;
@@ -203,6 +215,8 @@ struct bt_router {
 
     bt_router_registry *registry;
     bt_router_prefix_map *prefix_map;
+    bt_router_hot *hot;
+    bt_router_fetch fetches[BT_ROUTER_FETCHES_MAX];
     bt_router_counts counts;
     bool was_ready;
     bt_log_limit mismatch_limit;
@@ -385,6 +399,24 @@ void bt_router_move_left(bt_router_request *request);
 /* Legs are about to be closed. */
 void bt_router_move_end(bt_router_request *request);
 
+/* Whether `to` gets to the blocks of `from`: by TCP, or on the same host. */
+bool bt_router_can_pull(const bt_router_worker *from, const bt_router_worker *to);
+
+/* ---- handover.c ---- */
+
+/* The worker drains: has its hot prefixes fetched by others, some at a time, and lets it go when
+ * none is left. Cheap; from every load report of such a worker. */
+void bt_router_hand_over(bt_router *router, bt_router_worker *from);
+
+void bt_router_on_fetched(bt_router *router, const bt_router_worker *worker,
+                          const bt_link_fetched *fetched);
+
+/* The worker of this session, which was to fetch, is gone. */
+void bt_router_fetches_lost(bt_router *router, uint64_t session);
+
+/* The request was placed: its prompt's blocks are in use. */
+void bt_router_note_hot(bt_router_request *request);
+
 /* ---- report.c ---- */
 BT_MUST_CHECK bt_status bt_router_meters_create(bt_metrics *metrics, bt_router_meters **out);
 void bt_router_meters_destroy(bt_router_meters *meters);
@@ -399,6 +431,7 @@ void bt_router_report_refusal(bt_router *router, bt_status status);
 void bt_router_report_refusal_time(bt_router *router, int64_t ns);
 void bt_router_report_retry(bt_router *router, bool is_recovery);
 void bt_router_report_move(bt_router *router, bool done);
+void bt_router_report_fetched(bt_router *router, bool done, uint32_t n_blocks);
 
 /* An attempt was sent to workers (legs are open), or the newest one failed. */
 void bt_router_report_placed(bt_router_request *request);

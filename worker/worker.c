@@ -134,6 +134,24 @@ static void on_drain(void *ctx)
     }
 }
 
+static void on_fetch(uint32_t router, const bt_link_fetch *fetch, void *ctx)
+{
+    bt_worker *worker = ctx;
+    if (worker->state == BT_WORKER_STATE_SERVING && worker->chains != NULL) {
+        bt_worker_chains_fetch(worker->chains, router, fetch);
+    } else {
+        bt_link_fetched refused = {.id = fetch->id, .attempt = fetch->attempt};
+        refused.status =
+            bt_error_set(&refused.error, BT_EPEER, "worker '%s' takes nothing new", worker->name);
+        bt_worker_on_fetched(router, &refused, worker);
+    }
+}
+
+static void on_leave(void *ctx)
+{
+    bt_worker_stop_when_empty(ctx);
+}
+
 const bt_link_worker_callbacks bt_worker_link_callbacks = {
     .on_run = on_run,
     .on_cancel = on_cancel,
@@ -141,6 +159,8 @@ const bt_link_worker_callbacks bt_worker_link_callbacks = {
     .on_park = on_park,
     .on_resume = on_resume,
     .on_drain = on_drain,
+    .on_fetch = on_fetch,
+    .on_leave = on_leave,
 };
 
 /* -------------------------------------------------------------------- from the engine ---- */
@@ -159,6 +179,14 @@ static void tell_blocks(bt_worker *worker)
             worker->blocks, worker->n_blocks);
         worker->n_blocks = 0;
     }
+}
+
+void bt_worker_on_fetched(uint32_t router, const bt_link_fetched *fetched, void *ctx)
+{
+    bt_worker *worker = ctx;
+    tell_blocks(worker); /* what it has got comes first */
+    bt_link_worker_fetched(worker->link, router, fetched);
+    flush(worker);
 }
 
 void bt_worker_on_wake(void *ctx)
@@ -253,6 +281,7 @@ void bt_worker_on_watch(void *ctx)
     if (changed) {
         flush(worker);
     }
+    bt_worker_stop_when_empty(worker); /* nobody may have wanted its prefixes for long enough */
 }
 
 void bt_worker_report(bt_worker *worker, const bt_worker_tally *tally)

@@ -20,6 +20,7 @@
 #include "engine/kv_cache.h"
 #include "kvtransfer/source.h"
 #include "proto/link.h"
+#include "worker/chains.h"
 #include "worker/run_table.h"
 
 typedef struct bt_worker bt_worker;
@@ -87,6 +88,8 @@ typedef struct bt_worker_role_ops {
     void (*resume)(bt_worker_run *run, void *ctx);
     /* An event of the engine. */
     void (*event)(const void *event, void *ctx);
+    /* Posts a step of a chain; its answer goes to bt_worker_chains_stepped(). */
+    void (*chain)(bt_kv_chain *chain, void *ctx);
     /* Posts the scheduler's AUDIT; its answer goes to bt_worker_audited(). */
     void (*audit)(void *ctx);
 } bt_worker_role_ops;
@@ -152,8 +155,15 @@ void bt_worker_report(bt_worker *worker, const bt_worker_tally *tally);
 /* The answer to the role's audit(). */
 void bt_worker_audited(bt_worker *worker, bt_status status);
 
-/* A source of this worker's pool, by its options. */
+/* A source and a sink of this worker's pool, by its options. */
 bt_kv_source_options bt_worker_source_options(const bt_worker *worker);
+bt_kv_sink_options bt_worker_sink_options(const bt_worker *worker);
+
+/* Before start: cached prefixes are handed on, out of `source`, and taken in through `sink`, both
+ * borrowed until halt. Their callbacks go to worker/chains.h first. BT_ENOMEM. */
+BT_MUST_CHECK bt_status bt_worker_hand_prefixes_on(bt_worker *worker, bt_kv_source *source,
+                                                   bt_kv_sink *sink, bt_error *err);
+bt_worker_chains *bt_worker_get_chains(const bt_worker *worker);
 
 /* What a run ends with whose blocks were released so, now. */
 bt_status bt_worker_status_of(const bt_worker_run *run, bt_kv_outcome outcome);
@@ -172,7 +182,8 @@ const bt_worker_options *bt_worker_get_options(const bt_worker *worker); /* defa
 
 /* Takes nothing new, lets open runs end for grace_ms, then stops them (BT_EPEER: the router may
  * try elsewhere), audits the pool, ends the sessions and the engine; then done(ctx), from the
- * loop. Once. */
+ * loop. Once. With cached blocks it also stays for routers that may want them elsewhere: until
+ * each has let it go, or none of them was fetched for a second. */
 void bt_worker_stop(bt_worker *worker, uint64_t grace_ms, bt_loop_fn done, void *ctx);
 
 /* After stop's done, or when start was never called or failed: no event and no callback comes

@@ -39,6 +39,7 @@ struct bt_worker {
     bt_engine *engine;
     bt_meter *meter;
     bt_timeline_ring *ring;
+    bt_worker_chains *chains;
     bt_link_worker *link;
     bt_wake *wake;
     bt_timer *deadline_timer;
@@ -54,6 +55,7 @@ struct bt_worker {
     bt_hash128 blocks[BT_WORKER_BLOCKS_BATCH]; /* not yet told */
     size_t n_blocks;
     bool blocks_stored;
+    int64_t draining_ns; /* since when */
     bt_status audit;
     bt_loop_fn stopped;
     void *stopped_ctx;
@@ -65,6 +67,7 @@ void bt_worker_on_wake(void *ctx);
 void bt_worker_on_deadline(void *ctx);
 void bt_worker_on_watch(void *ctx); /* each load_ms, whatever the engine does */
 void bt_worker_ring(void *ctx); /* any thread */
+void bt_worker_on_fetched(uint32_t router, const bt_link_fetched *fetched, void *ctx);
 
 /* worker_life.c: goes on with stopping when no run is open. */
 void bt_worker_stop_when_empty(bt_worker *worker);

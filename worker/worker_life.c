@@ -31,6 +31,7 @@ enum {
     EVENTS_MAX = 8192,   /* of the engine's queue */
     LINK_GRACE_MS = 500, /* for the last messages */
     STUCK_AFTER_MS_DEFAULT = 10000,
+    KEPT_MS = 1000, /* a router that begins no fetch of a draining worker's prefixes for so long */
     SCORED_ROWS_MAX = 64, /* rows of a prompt that a step can score (echo); a block at least */
 };
 
@@ -106,7 +107,8 @@ static bt_status make_engine(bt_worker *worker)
         .spans_max = o->running_max,
         .logits_max = o->running_max + SCORED_ROWS_MAX,
         .command_bytes = worker->ops->command_bytes,
-        .commands_max = (size_t)o->requests_max * (worker->ops->commands_per_run + 1) + 16,
+        .commands_max = (size_t)o->requests_max * (worker->ops->commands_per_run + 1) +
+                        BT_WORKER_CHAINS_MAX + 16,
         .event_bytes = worker->ops->event_bytes,
         .events_max = EVENTS_MAX,
         .ring = bt_worker_ring,
@@ -277,6 +279,39 @@ bt_status bt_worker_start(bt_worker *worker, const bt_engine_scheduler *table, c
     return BT_OK;
 }
 
+static void post_chain(bt_kv_chain *chain, void *ctx)
+{
+    bt_worker *worker = ctx;
+    worker->ops->chain(chain, worker->ctx);
+}
+
+static void on_chain_ended(void *ctx)
+{
+    bt_worker_stop_when_empty(ctx);
+}
+
+bt_status bt_worker_hand_prefixes_on(bt_worker *worker, bt_kv_source *source, bt_kv_sink *sink,
+                                     bt_error *err)
+{
+    const bt_worker_chains_options options = {
+        .source = source,
+        .sink = sink,
+        .blocks_max = (uint32_t)bt_size_min(bt_worker_sequence_blocks(worker), BT_KV_WANTED_MAX),
+        .post = post_chain,
+        .fetched = bt_worker_on_fetched,
+        .ended = on_chain_ended,
+        .ctx = worker,
+    };
+    const bt_status status = bt_worker_chains_create(&options, &worker->chains);
+    return status == BT_OK ? BT_OK
+                           : bt_error_set(err, status, "cannot make a worker: out of memory");
+}
+
+bt_worker_chains *bt_worker_get_chains(const bt_worker *worker)
+{
+    return worker->chains;
+}
+
 static void stop_all_runs(bt_worker *worker)
 {
     bt_worker_run *next = NULL;
@@ -292,16 +327,29 @@ static void on_grace_over(void *ctx)
     if (worker->state == BT_WORKER_STATE_DRAINING) {
         worker->state = BT_WORKER_STATE_STOPPING;
         stop_all_runs(worker);
+        bt_worker_chains_stop(worker->chains);
         bt_worker_stop_when_empty(worker);
     }
+}
+
+/* A router may want its cached prefixes to be fetched by others. */
+static bool is_kept(const bt_worker *worker)
+{
+    const int64_t moved_ns = bt_worker_chains_get_stats(worker->chains).moved_ns;
+    const int64_t since_ns = moved_ns > worker->draining_ns ? moved_ns : worker->draining_ns;
+    return worker->state == BT_WORKER_STATE_DRAINING && worker->load.blocks_cached > 0 &&
+           bt_link_worker_is_kept(worker->link) &&
+           bt_clock_now_ns() - since_ns < KEPT_MS * INT64_C(1000000);
 }
 
 void bt_worker_stop_when_empty(bt_worker *worker)
 {
     const bool draining =
         worker->state == BT_WORKER_STATE_DRAINING || worker->state == BT_WORKER_STATE_STOPPING;
-    if (draining && bt_run_table_n_open(worker->runs) == 0) {
+    if (draining && bt_run_table_n_open(worker->runs) == 0 &&
+        bt_worker_chains_get_stats(worker->chains).n_open == 0 && !is_kept(worker)) {
         worker->state = BT_WORKER_STATE_AUDITING;
+        bt_worker_chains_stop(worker->chains);
         bt_timer_stop(worker->grace_timer);
         worker->ops->audit(worker->ctx);
     }
@@ -333,6 +381,7 @@ void bt_worker_stop(bt_worker *worker, uint64_t grace_ms, bt_loop_fn done, void 
     worker->stopped = done;
     worker->stopped_ctx = ctx;
     worker->state = BT_WORKER_STATE_DRAINING;
+    worker->draining_ns = bt_clock_now_ns();
     worker->load.draining = true;
     bt_link_worker_load(worker->link, &worker->load);
     bt_link_worker_flush(worker->link);
@@ -373,6 +422,7 @@ void bt_worker_destroy(bt_worker *worker)
     bt_kv_pool_destroy(worker->pool);
     bt_meter_destroy(worker->meter);
     bt_timeline_ring_destroy(worker->ring);
+    bt_worker_chains_destroy(worker->chains);
     free(worker->event);
     free(worker);
 }
@@ -405,7 +455,27 @@ bt_kv_source_options bt_worker_source_options(const bt_worker *worker)
         .advertise_host = o->kv_advertise_host,
         .auth = o->kv_auth,
         .loopback = o->kv_loopback,
-        .max_transfers = o->requests_max,
+        .max_transfers = o->requests_max + BT_WORKER_CHAINS_MAX,
+        .max_transfer_blocks = bt_worker_sequence_blocks(worker),
+        .max_peers = o->kv_peers_max,
+        .lease_ms = o->lease_ms,
+        .rate_limit_bytes_s = o->kv_rate_limit_bytes_s,
+        .fault = o->kv_fault,
+    };
+}
+
+bt_kv_sink_options bt_worker_sink_options(const bt_worker *worker)
+{
+    const bt_worker_options *o = &worker->options;
+    return (bt_kv_sink_options){
+        .terms = bt_worker_terms(worker),
+        .incarnation = worker->incarnation,
+        .pool_base = bt_kv_pool_base(worker->pool),
+        .n_blocks = bt_kv_pool_n_blocks(worker->pool),
+        .transport = o->kv_transport,
+        .auth = o->kv_auth,
+        .loopback = o->kv_loopback,
+        .max_transfers = o->requests_max + BT_WORKER_CHAINS_MAX,
         .max_transfer_blocks = bt_worker_sequence_blocks(worker),
         .max_peers = o->kv_peers_max,
         .lease_ms = o->lease_ms,

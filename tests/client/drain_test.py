@@ -236,6 +236,41 @@ class DrainTest(unittest.TestCase):
         self.assertEqual(set(members.workers()), {"p0", "d0", "d1"} - {busy})
         members.close_clean(self)
 
+    def test_prefix_of_the_only_holder_is_found_elsewhere_after_a_drain(self):
+        for role, names in (("p", ("p0", "d0", "p1")), ("d", ("p0", "d0", "d1"))):
+            with self.subTest(role=role):
+                self.hand_prefix_on(role, names)
+
+    def hand_prefix_on(self, role, names):
+        members = self.start(*names[:2])
+        holder, other = role + "0", role + "1"
+        system = list(range(1, 161))  # ten blocks
+        sampling = pb.Sampling(ignore_eos=True, max_tokens=8, temperature=1, seed=3, logprobs=True)
+
+        def request(end, salt=""):
+            return pb.GenerateRequest(token_ids=pb.TokenIds(ids=system + list(end)), sampling=sampling, cache_salt=salt)
+        truth = outcome(generate(members.stub, request(range(200, 220), "apart")))
+        generate(members.stub, request(range(180, 190)))
+        members.wait_idle()
+        members.worker(other, {"p": "prefill", "d": "decode"}[role], *SLOW)
+        members.wait_ready()
+        subprocess.run([baton(), "drain", holder, "--attach", members.attach, "--wait"], capture_output=True, timeout=TIMEOUT_S,
+                       check=True)
+        self.assertEqual(members.processes[holder].wait(30), 0)
+        self.assertIn("audit=OK", members.log(holder))
+        self.assertRegex(members.log(other), r"prefix fetched: .*status=OK blocks=1\d")
+        self.assertRegex(members.log("router"), rf"prefix is handed on: from={holder} to={other} ")
+        replies = generate(members.stub, request(range(200, 220)))
+        self.assertEqual(outcome(replies), truth)
+        if role == "p":
+            self.assertGreaterEqual(replies[-1].finish.usage.cached_tokens, len(system))
+        else:
+            self.assertLess(replies[-1].finish.route.blocks_moved, 3)
+        hits = next(float(line.split()[-1]) for line in get(members.admin(other) + "/metrics")[1].splitlines()
+                    if line.startswith('baton_worker_tokens_total{kind="cached"} '))
+        self.assertGreaterEqual(hits, len(system))
+        members.close_clean(self)
+
     def test_signal_after_a_drain_by_command_is_the_first_one(self):
         members = self.start("p0", "d0")
         begun, replies, truth = self.stream(members, 900)

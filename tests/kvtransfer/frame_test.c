@@ -11,6 +11,9 @@
 
 #include <cmocka.h>
 
+#include "common/crc32c.h"
+#include "common/hash.h"
+
 static const bt_kv_transfer NAME = {.request = {.hi = 0x1122334455667788, .lo = 42}, .attempt = 7};
 
 static bt_kv_terms make_terms(void)
@@ -156,6 +159,46 @@ static void bodies_of_a_wrong_length_are_refused(void **state)
     assert_string_equal(bt_frame_type_name(999), "?");
 }
 
+static void a_pull_names_blocks_by_whole_identities(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {1, 2, BT_KV_WANTED_MAX};
+    for (size_t k = 0; k < BT_ARRAY_LEN(sizes); k++) {
+        static bt_hash128 wanted[BT_KV_WANTED_MAX];
+        for (uint32_t i = 0; i < sizes[k]; i++) {
+            wanted[i] = (bt_hash128){.w = {i * UINT64_C(0x0123456789ABCDEF), ~(uint64_t)i}};
+        }
+        const bt_frame pull = {
+            .type = BT_FRAME_PULL,
+            .transfer = NAME,
+            .u.pull = {.deadline_ms = 9, .n_wanted = sizes[k], .wanted = wanted},
+        };
+        uint8_t wire[BT_FRAME_BYTES_MAX];
+        bt_frame frame;
+        uint64_t counter;
+        const size_t bytes = bt_frame_encode(&pull, 0, wire);
+        assert_int_equal(decode(wire, bytes, &frame, &counter), BT_OK);
+        assert_int_equal(frame.u.pull.deadline_ms, 9);
+        assert_int_equal(frame.u.pull.n_wanted, sizes[k]);
+        for (uint32_t i = 0; i < sizes[k]; i++) {
+            assert_true(bt_hash128_equal(bt_hash128_from_bytes(frame.u.pull.wire + 16 * (size_t)i),
+                                         wanted[i]));
+        }
+    }
+    /* A part of one is none: a body of 4 + 8 bytes with a right checksum. */
+    const bt_frame odd = {.type = BT_FRAME_PULL, .transfer = NAME, .u.pull = {.deadline_ms = 9}};
+    uint8_t wire[BT_FRAME_BYTES_MAX];
+    (void)bt_frame_encode(&odd, 0, wire);
+    memset(wire + BT_FRAME_HEADER_BYTES + 4, 1, 8);
+    wire[0] = 12;
+    const size_t sum_at = BT_FRAME_HEADER_BYTES - BT_FRAME_TAG_BYTES - 4;
+    const uint32_t sum = bt_crc32c(bt_crc32c(0, wire, sum_at), wire + BT_FRAME_HEADER_BYTES, 12);
+    memcpy(wire + sum_at, &sum, 4);
+    bt_frame frame;
+    uint64_t counter;
+    assert_int_equal(decode(wire, BT_FRAME_HEADER_BYTES + 12, &frame, &counter), BT_EPROTOCOL);
+}
+
 static void hellos_say_what_differs(void **state)
 {
     (void)state;
@@ -191,6 +234,7 @@ int main(void)
         cmocka_unit_test(each_frame_survives_the_wire),
         cmocka_unit_test(no_flipped_bit_passes),
         cmocka_unit_test(bodies_of_a_wrong_length_are_refused),
+        cmocka_unit_test(a_pull_names_blocks_by_whole_identities),
         cmocka_unit_test(hellos_say_what_differs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -99,6 +99,28 @@ static void on_released(bt_kv_transfer transfer, bt_kv_outcome outcome, const ch
     check_until(rig);
 }
 
+static void on_wanted(bt_kv_transfer transfer, const bt_hash128 *identities, uint32_t n,
+                      int64_t deadline_ns, void *ctx)
+{
+    kv_rig *rig = ctx;
+    kv_rig_end *end = &rig->ends[transfer.request.lo];
+    assert_in_range(n, 1, BT_KV_WANTED_MAX);
+    assert_true(deadline_ns > rig->now_ns);
+    end->n_wanted = n;
+    memcpy(end->wanted, identities, n * sizeof *identities);
+    if (rig->on_wanted) {
+        rig->on_wanted(rig, (uint32_t)transfer.request.lo);
+    }
+    check_until(rig);
+}
+
+static void on_offered(bt_kv_transfer transfer, uint32_t n_blocks, void *ctx)
+{
+    kv_rig *rig = ctx;
+    rig->ends[transfer.request.lo].n_offered = n_blocks;
+    check_until(rig);
+}
+
 static void on_trace(const bt_kv_trace *event, void *ctx)
 {
     kv_rig *rig = ctx;
@@ -188,7 +210,8 @@ void kv_rig_create(kv_rig *rig, bt_kv_transport transport)
 
 void kv_rig_start_source(kv_rig *rig)
 {
-    const bt_kv_source_callbacks callbacks = {.released = on_released, .ctx = rig};
+    const bt_kv_source_callbacks callbacks = {
+        .released = on_released, .wanted = rig->hands_nothing_on ? NULL : on_wanted, .ctx = rig};
     bt_error err = {""};
     const bt_status status =
         bt_kv_source_create(rig->loop, &rig->source_options, &callbacks, &rig->source, &err);
@@ -200,7 +223,12 @@ void kv_rig_start_source(kv_rig *rig)
 void kv_rig_start_sink(kv_rig *rig)
 {
     const bt_kv_sink_callbacks callbacks = {
-        .done = on_done, .failed = on_failed, .trace = on_trace, .ctx = rig};
+        .offered = on_offered,
+        .done = on_done,
+        .failed = on_failed,
+        .trace = on_trace,
+        .ctx = rig,
+    };
     bt_error err = {""};
     const bt_status status =
         bt_kv_sink_create(rig->loop, &rig->sink_options, &callbacks, &rig->sink, &err);
@@ -296,6 +324,24 @@ void kv_rig_open(kv_rig *rig, uint32_t i)
         bt_kv_sink_open(rig->sink, kv_rig_name(i), &rig->peer, deadline_ns, &err);
     assert_string_equal(err.text, "");
     assert_int_equal(status, BT_OK);
+    rig->opened[i] = true;
+}
+
+bt_hash128 kv_rig_identity(uint32_t block_idx)
+{
+    return (bt_hash128){.w = {block_idx * UINT64_C(0x9E3779B97F4A7C15), block_idx}};
+}
+
+void kv_rig_open_cached(kv_rig *rig, uint32_t i, uint32_t n_wanted)
+{
+    static bt_hash128 wanted[BT_KV_WANTED_MAX]; /* borrowed until the callback */
+    for (uint32_t b = 0; b < n_wanted; b++) {
+        wanted[b] = kv_rig_identity(b);
+    }
+    const int64_t deadline_ns = rig->now_ns + 2000 * (int64_t)MS;
+    assert_int_equal(bt_kv_sink_open_cached(rig->sink, kv_rig_name(i), &rig->peer, deadline_ns,
+                                            wanted, n_wanted, NULL),
+                     BT_OK);
     rig->opened[i] = true;
 }
 

@@ -28,6 +28,9 @@ typedef struct kv_rig_end {
     bool ends;
     char blob[64];
     size_t blob_bytes;
+    uint32_t n_offered; /* blocks, as the sink was told */
+    uint32_t n_wanted;  /* identities that the source was asked for */
+    bt_hash128 wanted[BT_KV_WANTED_MAX];
     char text[BT_KV_TEXT_BYTES];
     char released_text[BT_KV_TEXT_BYTES];
     bt_kv_pull_stats stats;
@@ -51,6 +54,8 @@ typedef struct kv_rig {
     void *until_ctx;
     bool reached;
     void (*on_trace)(struct kv_rig *rig, const bt_kv_trace *event); /* of the sink */
+    void (*on_wanted)(struct kv_rig *rig, uint32_t i);              /* NULL: nobody answers */
+    bool hands_nothing_on;                                          /* the source has no wanted() */
     char shm_name[64];
 
     kv_rig_end ends[RIG_TRANSFERS_MAX]; /* by request.lo */
@@ -77,6 +82,9 @@ kv_rig_end *kv_rig_end_of(kv_rig *rig, uint32_t i);
  * pulls into sink blocks RIG_BLOCKS - 1 - first, then downwards. Each asserts BT_OK. */
 void kv_rig_offer(kv_rig *rig, uint32_t i, uint32_t first, uint32_t n_blocks);
 void kv_rig_open(kv_rig *rig, uint32_t i);
+/* The same by n_wanted identities kv_rig_identity(0), ... */
+void kv_rig_open_cached(kv_rig *rig, uint32_t i, uint32_t n_wanted);
+bt_hash128 kv_rig_identity(uint32_t block_idx);
 void kv_rig_pull(kv_rig *rig, uint32_t i, uint32_t first, uint32_t n_blocks, uint32_t n_skip);
 void kv_rig_announce_all(kv_rig *rig, uint32_t i, uint32_t n_blocks);
 void kv_rig_complete(kv_rig *rig, uint32_t i, const char *blob, bool ends);

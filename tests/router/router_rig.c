@@ -442,6 +442,60 @@ static void on_drain(void *ctx)
     w->n_drains++;
 }
 
+static void on_fetch(uint32_t router, const bt_link_fetch *fetch, void *ctx)
+{
+    (void)router;
+    rig_worker *w = ctx;
+    assert_true(w->n_fetches < BT_ARRAY_LEN(w->fetches));
+    rig_fetch *f = &w->fetches[w->n_fetches++];
+    *f = (rig_fetch){
+        .id = fetch->id, .n_ids = fetch->n_ids, .deadline_left_ms = fetch->deadline_left_ms};
+    memcpy(f->peer, fetch->peer.name, sizeof f->peer);
+    memcpy(f->ids, fetch->ids, bt_size_min(fetch->n_ids, BT_ARRAY_LEN(f->ids)) * sizeof f->ids[0]);
+}
+
+static void on_leave(void *ctx)
+{
+    rig_worker *w = ctx;
+    w->n_leaves++;
+}
+
+uint32_t rig_store(rig_worker *w, const rig_run *run, bt_block_hash ids[4])
+{
+    const uint32_t n = run->n_prompt < 64 ? run->n_prompt : 64;
+    const uint32_t n_ids = (uint32_t)bt_block_id_chain(&run->chain_root, run->tokens, n, ids);
+    bt_link_worker_blocks(w->link, BT_LINK_BLOCKS_STORED, ids, n_ids);
+    bt_link_worker_flush(w->link);
+    return n_ids;
+}
+
+void rig_say_fetched(rig_worker *w, uint32_t i, bt_status status)
+{
+    const rig_fetch *f = &w->fetches[i];
+    bt_link_fetched fetched = {.id = f->id, .status = status};
+    if (status == BT_OK) {
+        fetched.blocks_moved = f->n_ids;
+        bt_link_worker_blocks(w->link, BT_LINK_BLOCKS_STORED, f->ids, f->n_ids);
+    } else {
+        (void)bt_error_set(&fetched.error, status, "as the test wants it");
+    }
+    bt_link_worker_fetched(w->link, 0, &fetched);
+    bt_link_worker_flush(w->link);
+}
+
+void rig_wait_fetches(rig_worker *w, uint32_t n)
+{
+    counting c = {&w->n_fetches, n};
+    rig_wait(w->rig, has_counted, &c);
+    assert_int_equal(w->n_fetches, n);
+}
+
+void rig_wait_leaves(rig_worker *w, uint32_t n)
+{
+    counting c = {&w->n_leaves, n};
+    rig_wait(w->rig, has_counted, &c);
+}
+
 static void on_router_up(uint32_t router, void *ctx)
 {
     (void)router;
@@ -462,6 +516,8 @@ static const bt_link_worker_callbacks worker_callbacks = {
     .on_park = on_park,
     .on_resume = on_resume,
     .on_drain = on_drain,
+    .on_fetch = on_fetch,
+    .on_leave = on_leave,
     .on_router_up = on_router_up,
     .on_router_down = on_router_down,
 };

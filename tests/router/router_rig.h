@@ -53,6 +53,15 @@ typedef struct rig_run {
     bool finished;
 } rig_run;
 
+/* A fetch as the fake worker got it. */
+typedef struct rig_fetch {
+    bt_request_id id;
+    char peer[BT_LINK_NAME_MAX];
+    bt_block_hash ids[8]; /* the first of them */
+    uint32_t n_ids;
+    uint32_t deadline_left_ms;
+} rig_fetch;
+
 typedef struct rig_worker {
     rig *rig;
     bt_link_worker *link; /* NULL: it is dead */
@@ -77,6 +86,9 @@ typedef struct rig_worker {
     bt_status park;         /* answers with this when asked to park */
     bt_link_load load;      /* as reported; all blocks are free at first */
     uint32_t n_drains;      /* times it was told to drain */
+    rig_fetch fetches[16];  /* it answers when the test says so */
+    uint32_t n_fetches;
+    uint32_t n_leaves; /* times it was told that it is not kept */
     rig_run runs[RIG_RUNS_MAX];
     uint32_t n_runs;
     uint32_t n_cancels;
@@ -166,6 +178,14 @@ void rig_say_parked(rig_worker *w, rig_run *run, bt_status status);
 
 /* Reports that it takes nothing new. */
 void rig_drain(rig_worker *w);
+
+/* It holds the full blocks of this prompt, as far as rig_run.tokens goes; the chain in ids[4]. */
+uint32_t rig_store(rig_worker *w, const rig_run *run, bt_block_hash ids[4]);
+
+/* The answer to its fetch i: all blocks were moved, or not one. */
+void rig_say_fetched(rig_worker *w, uint32_t i, bt_status status);
+void rig_wait_fetches(rig_worker *w, uint32_t n);
+void rig_wait_leaves(rig_worker *w, uint32_t n);
 
 /* Of every worker's output token of that index. */
 float rig_logprob(uint32_t index);
