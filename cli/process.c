@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A timer on the loop publishes readiness and a sign of life; the admin server reads them, so
- * that it answers also while the loop hangs, and then says so. */
+ * that it answers also while the loop hangs, and then says so.
+ *
+ * SIGINT and SIGTERM are blocked outside of run(), from before the first word until the process
+ * has gone: one that comes early waits for run(), one that comes late changes nothing. All other
+ * threads block them always. */
 #include "cli/process.h"
 
 #include <inttypes.h>
@@ -11,6 +15,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "cli/cli.h"
 #include "common/clock.h"
 #include "common/socket.h"
 
@@ -133,6 +138,15 @@ static bt_status serve_admin(bt_process *process, bt_error *err)
 
 /* -------------------------------------------------------------------------------- life ---- */
 
+static void block_signals(int how)
+{
+    sigset_t both;
+    (void)sigemptyset(&both);
+    (void)sigaddset(&both, SIGINT);
+    (void)sigaddset(&both, SIGTERM);
+    (void)pthread_sigmask(how, &both, NULL);
+}
+
 /* Each connection takes a descriptor; the soft limit is 1,024 on most hosts. */
 static void raise_descriptor_limit(void)
 {
@@ -147,6 +161,7 @@ bt_status bt_process_init(bt_process *process, const char *who, const bt_process
                           bt_error *err)
 {
     *process = (bt_process){.options = *options};
+    block_signals(SIG_BLOCK);
     atomic_store_explicit(&process->health_text, "starting", memory_order_relaxed);
     bt_log_init((bt_log_level)options->log_level, (bt_log_format)options->log_format, who);
     raise_descriptor_limit();
@@ -167,6 +182,16 @@ bt_status bt_process_init(bt_process *process, const char *who, const bt_process
     bt_metrics_add_process(process->metrics);
     const bool has_admin = options->admin_address != NULL && options->admin_address[0] != '\0';
     return has_admin ? serve_admin(process, err) : BT_OK;
+}
+
+void bt_process_look_at_signals(void)
+{
+    sigset_t pending;
+    if (sigpending(&pending) == 0 &&
+        (sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGTERM) == 1)) {
+        bt_log(BT_INFO, "ended: why=\"a signal before the start was done\"");
+        _exit(BT_CLI_INTERRUPTED);
+    }
 }
 
 void bt_process_say(bt_process *process, const char *text)
@@ -209,7 +234,7 @@ static void on_signal(void *ctx)
     bt_process *process = ctx;
     if (process->signalled) {
         bt_log(BT_WARN, "ended at once: why=\"a second signal\"");
-        _exit(130);
+        _exit(BT_CLI_INTERRUPTED);
     }
     process->signalled = true; /* a drain by command is no signal yet */
     bt_process_stop(process);
@@ -227,7 +252,9 @@ bt_status bt_process_run(bt_process *process, const bt_process_hooks *hooks)
     }
     if (status == BT_OK) {
         bt_timer_start(process->timer, 0, TICK_MS);
+        block_signals(SIG_UNBLOCK);
         bt_loop_run(process->loop);
+        block_signals(SIG_BLOCK);
     }
     return status;
 }

@@ -131,6 +131,10 @@ BT_MUST_CHECK bt_status bt_process_init(bt_process *process, const char *who,
 /* Stops it as a first signal does; again: nothing. */
 void bt_process_stop(bt_process *process);
 
+/* Before run(): ends the process when a signal has come. For parts that take long and have nothing
+ * to tidy up yet; a signal waits for run() otherwise. */
+void bt_process_look_at_signals(void);
+
 /* What /readyz says until run(), a constant. */
 void bt_process_say(bt_process *process, const char *text);
 

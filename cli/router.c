@@ -358,6 +358,7 @@ typedef struct router_process {
     router_options options;
     bt_process process;
     bt_router *router;
+    bool is_usage; /* what is wrong so far is the command line */
 } router_process;
 
 static bt_router_model model_of(char *text)
@@ -453,8 +454,9 @@ static bt_status start_router(router_process *r, bt_error *err)
     options.prefix_blocks_max = (uint32_t)o->prefix_blocks_max;
     options.worker_timeout_ms = (uint64_t)(o->worker_timeout_ns / MS);
     options.ring_requests = (uint32_t)o->ring_requests;
-    status = bt_router_create(r->process.loop, r->process.rpc, r->process.metrics,
-                                              &options, &r->router, err);
+    r->is_usage = false;
+    status = bt_router_create(r->process.loop, r->process.rpc, r->process.metrics, &options,
+                              &r->router, err);
     if (status == BT_OK) {
         bt_log(BT_INFO, "router started: client_port=%d attach_port=%d models=%zu http_port=%d",
                bt_router_client_port(r->router), bt_router_attach_port(r->router), o->models.n,
@@ -501,7 +503,7 @@ static bt_status serve(router_process *r, bt_error *err)
 
 static int run(int argc, char **argv)
 {
-    router_process r = {.router = NULL};
+    router_process r = {.is_usage = true};
     bt_config *config = NULL;
     const int code = bt_cli_configure(&spec, argc, argv, &r.options, &config);
     if (code != BT_CLI_RUN) {
@@ -512,7 +514,7 @@ static int run(int argc, char **argv)
     bt_router_destroy(r.router);
     bt_process_deinit(&r.process);
     bt_config_destroy(config);
-    return status == BT_OK ? BT_CLI_OK : bt_cli_fail(argv[0], status, &err, status == BT_EINVAL);
+    return status == BT_OK ? BT_CLI_OK : bt_cli_fail(argv[0], status, &err, r.is_usage);
 }
 
 const bt_cli_command bt_cli_router = {

@@ -377,6 +377,7 @@ static bt_status check_options(const worker_options *o, bt_error *err)
 
 static void on_progress(void *ctx, uint64_t done, uint64_t total)
 {
+    bt_process_look_at_signals();
     bt_progress_update(ctx, done, total);
 }
 

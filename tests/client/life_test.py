@@ -181,11 +181,15 @@ class UpTest(unittest.TestCase):
                 path = os.path.join(folder, name.replace(" ", "-") + ".gguf")
                 with open(path, "wb") as f:
                     f.write(broken)
-                for command in (["up", "--listen", "127.0.0.1:0"], ["worker", "--router", "127.0.0.1:1"]):
+                for command in (["up", "--listen", "127.0.0.1:0"], ["worker", "--router", "127.0.0.1:1"],
+                                ["router", "--listen", "127.0.0.1:0", "--attach", "127.0.0.1:0"]):
+                    if (name, command[0]) == ("wrong", "router"):
+                        continue  # its tokenizer is all that a router reads
                     with self.subTest(f"{name}, {command[0]}"):
                         done = run_baton(*command, "--model", path)
                         self.assertEqual(done.returncode, 1, done.stderr)
                         self.assertIn(path, done.stderr)
+                        self.assertNotIn("--help", done.stderr)
             done = run_baton("up", "--listen", "127.0.0.1:0", "--model", os.path.join(folder, "missing.gguf"))
             self.assertEqual(done.returncode, 1)
             self.assertIn("missing.gguf", done.stderr)
@@ -254,6 +258,30 @@ class UpTest(unittest.TestCase):
         os.kill(up.children["decode-0"], signal.SIGTERM)
         self.assertEqual(up.wait_end(), 1)
         self.assertIn("decode-0 was told to end, by `baton drain` or SIGTERM", up.log())
+
+
+class SignalTest(unittest.TestCase):
+    def test_signal_before_the_start_is_done_stops_it_in_order(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            members = Members("odd")
+            self.addCleanup(members.close)
+            members.worker("w", "both")
+            members.start("other", "router", "--model", members.model, "--listen", "127.0.0.1:0", "--attach",
+                          "127.0.0.1:0", "--admin", "127.0.0.1:0")
+            for name, codes in (("other", (0,)), ("w", (0, 130))):  # 130: it was still loading
+                with self.subTest(f"{name}, {number}"):
+                    members.wait_log(name, "admin address served")  # said first of all
+                    members.signal(name, number)
+                    self.assertIn(members.processes[name].wait(TIMEOUT_S), codes, members.log(name))
+
+    def test_signal_while_it_ends_kills_nobody(self):
+        for _ in range(5):
+            members = Members("odd")
+            self.addCleanup(members.close)
+            members.signal("router", signal.SIGTERM)
+            members.wait_log("router", "stopping")
+            members.signal("router", signal.SIGTERM)
+            self.assertIn(members.processes["router"].wait(TIMEOUT_S), (0, 130), members.log("router"))
 
 
 class DeathTest(unittest.TestCase):
