@@ -190,11 +190,15 @@ class DrainTest(unittest.TestCase):
         members.wait_ready()
         return members
 
-    def stream(self, members, tokens=300):
-        """A long request's replies, the first of which has come, and what they must be."""
+    @staticmethod
+    def request(tokens):
         sampling = pb.Sampling(ignore_eos=True, max_tokens=tokens, temperature=1, seed=7, repetition_penalty=1.1,
                                logprobs=True)
-        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(1, 90)), sampling=sampling)
+        return pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(1, 90)), sampling=sampling)
+
+    def stream(self, members, tokens=300):
+        """A long request's replies, the first of which has come, and what they must be."""
+        request = self.request(tokens)
         truth = outcome(generate(members.stub, request))
         replies = members.stub.Generate(request, timeout=TIMEOUT_S)
         begun = [next(replies)]
@@ -284,14 +288,17 @@ class DrainTest(unittest.TestCase):
         members = self.start("p0", "d0")
         begun, replies, _ = self.stream(members, 900)
         self.assertTrue(begun)
+        # Work enough to outlast a test that the machine lets wait.
+        behind = [members.stub.Generate(self.request(900), timeout=TIMEOUT_S) for _ in range(24)]
         for name in ("d0", "router"):
             members.signal(name, signal.SIGTERM)
             members.wait_log(name, "stopping: ")
             self.assertIsNone(members.processes[name].poll())
             members.signal(name, signal.SIGTERM)
             self.assertEqual(members.processes[name].wait(5), 130)
-        with self.assertRaises(grpc.RpcError):
-            list(replies)
+        for stream in (replies, *behind):
+            with self.assertRaises(grpc.RpcError):
+                list(stream)
 
     def test_draining_router_refuses_at_once_and_finishes_its_streams(self):
         members = self.start("p0", "d0")
