@@ -220,6 +220,10 @@ static int converse(const chat_options *o, bt_client *client, conversation *talk
         if (len == 0) {
             continue;
         }
+        if (line[0] == '/' && strpbrk(line, " \t") == NULL && bt_terminal_is_interactive(stdin)) {
+            printf("There is no %s. /new begins a new conversation, /quit leaves.\n", line);
+            continue;
+        }
         bt_error err = {""};
         goes_on = say(talk, "user", line);
         const bt_status status = goes_on ? take_turn(o, client, talk, &err) : BT_ENOMEM;

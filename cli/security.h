@@ -46,8 +46,8 @@ BT_MUST_CHECK bt_status bt_cli_check_door(bt_cli_door door, const char *flag, co
      .type = BT_CONFIG_STRING,                                                                     \
      .group = group_name,                                                                          \
      .placeholder = "FILE",                                                                        \
-     .help = "Uses TLS and trusts " whom " if its certificate is of this authority (PEM); "        \
-             "'system' trusts those of this system.",                                              \
+     .help = "Uses TLS and trusts " whom " by a certificate of this authority (PEM); 'system': "   \
+             "of this system's.",                                                                  \
      .offset = offsetof(target, member.ca)},                                                       \
         {.name = "tls-cert",                                                                       \
          .type = BT_CONFIG_STRING,                                                                 \

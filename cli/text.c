@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/terminal.h"
+
 enum { TEXT_BYTES_MAX = 4 << 20 };
 
 bool bt_cli_append(void **array, size_t *n, const void *more, size_t n_more, size_t size)
@@ -37,7 +39,8 @@ static bool read_all(FILE *from, void **text, size_t *len)
 {
     char piece[4096];
     size_t n;
-    while (*len <= TEXT_BYTES_MAX && (n = fread(piece, 1, sizeof piece, from)) > 0) {
+    while (*len <= TEXT_BYTES_MAX && !feof(from) && /* a terminal's end would be asked for again */
+           (n = fread(piece, 1, sizeof piece, from)) > 0) {
         if (!bt_cli_append(text, len, piece, n, 1)) {
             return false;
         }
@@ -51,6 +54,9 @@ bt_status bt_cli_read_text(bt_config_list arguments, char **out, size_t *len, bt
     size_t n = 0;
     const bool from_stdin =
         arguments.n == 0 || (arguments.n == 1 && strcmp(arguments.items[0], "-") == 0);
+    if (from_stdin && bt_terminal_is_interactive(stdin)) {
+        fprintf(stderr, "Type the text; Ctrl-D on a line of its own ends it.\n");
+    }
     const bool complete = from_stdin ? read_all(stdin, &text, &n) : join(arguments, &text, &n);
     bt_status status = BT_OK;
     if (!complete) {

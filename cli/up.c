@@ -460,6 +460,8 @@ static bt_status watch(cluster *c)
             return status;
         }
         if (signum == SIGINT || signum == SIGTERM) {
+            printf("stopping; Ctrl-C ends it at once\n");
+            (void)fflush(stdout);
             return BT_OK;
         }
     }

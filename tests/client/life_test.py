@@ -105,6 +105,7 @@ class UpTest(unittest.TestCase):
             self.assertEqual(set(up.children), {"router-0", "prefill-0", "decode-0"})
             up.process.send_signal(number)
             self.assertEqual(up.wait_end(), 0, up.log())
+            self.assertIn("stopping; Ctrl-C ends it at once", up.log())
 
     def test_running_request_ends_before_the_cluster_does(self):
         up = Up(self)
@@ -205,6 +206,20 @@ class UpTest(unittest.TestCase):
         for command in COMMANDS:
             self.assertIn(command, run_baton("--help").stdout)
 
+    def test_text_typed_at_a_terminal_ends_with_one_ctrl_d(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ours, theirs = os.openpty()
+            self.addCleanup(os.close, ours)
+            process = subprocess.Popen([baton(), "tokenize", "--model", tiny_model("odd", folder)], stdin=theirs,
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            os.close(theirs)
+            self.addCleanup(process.kill)
+            self.assertIn("Ctrl-D", process.stderr.readline())
+            os.write(ours, b"hi\n\x04")
+            out, err = process.communicate(timeout=TIMEOUT_S)
+            self.assertEqual(process.returncode, 0, err)
+            self.assertIn('"h', out)
+
     def test_wrong_command_line_is_a_usage_error(self):
         for arguments in (["nothing"], ["up", "--nothing"], ["up"], ["up", "--prefill", "-1", "--model", "x"],
                           ["worker", "--role", "cook"], ["worker"], ["router"], ["worker", "--model", "x", "--chunk", "17"],
@@ -257,6 +272,7 @@ class UpTest(unittest.TestCase):
         up = Up(self)
         os.kill(up.children["decode-0"], signal.SIGTERM)
         self.assertEqual(up.wait_end(), 1)
+        self.assertNotIn("stopping; ", up.log())
         self.assertIn("decode-0 was told to end, by `baton drain` or SIGTERM", up.log())
 
 
@@ -377,6 +393,11 @@ class DeathTest(unittest.TestCase):
         self.assertEqual(len(tokens_of(generate(members.stub, pb.GenerateRequest(
             text="hi", sampling=pb.Sampling(max_tokens=9, ignore_eos=True)), wait_for_ready=True))), 9)
         members.close_clean(self)
+
+    def test_worker_at_the_clients_address_is_told_of_the_other_one(self):
+        members = self.start({"b": "both"})
+        members.worker("lost", "both", "--threads", "1", "--router", members.address)
+        members.wait_log("lost", r"cannot attach to router: .*Workers go to a router's --attach address")
 
     def test_worker_of_another_cluster_is_refused(self):
         members = self.start({"b": "both"})
