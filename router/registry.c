@@ -18,8 +18,10 @@ enum {
 static const double STEP_SHARE = 0.8;
 
 /* A step counts as so many expected ones at most: one in which the worker was stopped tells little
- * of the next. */
+ * of the next. Before there was any, nothing was expected: what the first ones said is forgotten
+ * when one of the next shows that they were so much too long. */
 static const double STEPS_PER_STEP_MAX = 8;
+static const double STEPS_FIRST = 4;
 
 struct bt_router_registry {
     uint64_t n_sessions;
@@ -148,7 +150,11 @@ uint64_t bt_router_worker_evicted_last_minute(const bt_router_worker *worker)
 
 static void learn_step(bt_router_step_line *line, uint32_t n, uint64_t step_ns)
 {
-    const double most_ns = STEPS_PER_STEP_MAX * bt_router_step_line_at(line, n);
+    const double expected_ns = bt_router_step_line_at(line, n);
+    const double most_ns = STEPS_PER_STEP_MAX * expected_ns;
+    if (line->weight < STEPS_FIRST && expected_ns > STEPS_PER_STEP_MAX * (double)step_ns) {
+        *line = (bt_router_step_line){0};
+    }
     const bool is_odd = most_ns > 0 && (double)step_ns > most_ns;
     bt_router_step_line_add(line, n, is_odd ? (uint64_t)most_ns : step_ns);
 }

@@ -63,7 +63,8 @@ static const total_spec totals[] = {
 
 enum {
     N_TOTALS = BT_ARRAY_LEN(totals),
-    PREFILL_TIMES_MAX = 8,
+    TIMES_MAX = 8,
+    SAMPLES_FIRST = 4,
 };
 
 typedef enum run_end {
@@ -100,14 +101,27 @@ struct bt_meter {
     uint64_t step_ns;
     uint64_t last_step_ns;
     uint64_t prefill_token_ns;
-    double
-        prefill_rows; /* of recent steps with prompts, older ones weighing less; and their time */
+    uint32_t n_step_samples; /* up to SAMPLES_FIRST */
+    uint32_t n_prefill_samples;
+    /* of recent steps with prompts, older ones weighing less; and their time */
+    double prefill_rows;
     double prefill_busy_ns;
 };
 
 static uint64_t total_of(const bt_worker_tally *tally, size_t i)
 {
     return *(const uint64_t *)(const void *)((const char *)tally + totals[i].offset);
+}
+
+/* What the first samples said is forgotten when one of the next shows that it was many times too
+ * much: they may be of a step in which the process was stopped. */
+static bool is_misled(uint32_t *n_samples, uint64_t mean, uint64_t value)
+{
+    if (*n_samples == SAMPLES_FIRST) {
+        return false;
+    }
+    ++*n_samples;
+    return mean / TIMES_MAX > value;
 }
 
 /* The newest of a series weighs 1/16; the first stands alone. */
@@ -175,7 +189,7 @@ static void register_metrics(bt_meter *meter, bt_metrics *metrics)
  * the process was stopped tells little of the next. */
 static double trusted_busy_ns(const bt_meter *meter, uint64_t n_rows, uint64_t busy_ns)
 {
-    const double most_ns = PREFILL_TIMES_MAX * (double)meter->prefill_token_ns * (double)n_rows;
+    const double most_ns = TIMES_MAX * (double)meter->prefill_token_ns * (double)n_rows;
     return most_ns > 0 && (double)busy_ns > most_ns ? most_ns : (double)busy_ns;
 }
 
@@ -189,11 +203,19 @@ static void update_times(bt_meter *meter, const bt_engine_stats *engine, uint64_
         return;
     }
     meter->last_step_ns = busy_ns / n_steps;
+    if (is_misled(&meter->n_step_samples, meter->step_ns, busy_ns / n_steps)) {
+        meter->step_ns = 0;
+    }
     for (uint64_t i = 0; i < n_steps && i < 16; i++) {
         meter->step_ns = blend(meter->step_ns, busy_ns / n_steps);
         bt_histogram_observe_ns(meter->step, (int64_t)(busy_ns / n_steps));
     }
     if (prefill_tokens != meter->prefill_tokens && n_rows > 0) {
+        if (is_misled(&meter->n_prefill_samples, meter->prefill_token_ns, busy_ns / n_rows)) {
+            meter->prefill_token_ns = 0;
+            meter->prefill_rows = 0;
+            meter->prefill_busy_ns = 0;
+        }
         /* Weighed by rows: a step of few rows costs much for each, and says little of the next. */
         meter->prefill_rows += (double)n_rows - meter->prefill_rows / 16;
         meter->prefill_busy_ns +=

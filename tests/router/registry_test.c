@@ -178,6 +178,16 @@ static void a_step_in_which_the_worker_was_stopped_is_soon_forgotten(void **stat
     assert_true(step_ns_of(registry, worker, 101, 100 * second_ns) < 2 * expected_ns);
 }
 
+static void a_first_step_in_which_the_worker_was_stopped_is_forgotten_by_the_next(void **state)
+{
+    bt_router_registry *registry = *state;
+    bt_router_worker *worker = add(registry, "a", 1, 0);
+    assert_true(step_ns_of(registry, worker, 1, 100 * second_ns) > 99 * second_ns);
+    assert_true(step_ns_of(registry, worker, 2, 10000000) < 20000000);
+    /* Some are longer in truth, and count. */
+    assert_true(step_ns_of(registry, worker, 3, 50000000) > 30000000);
+}
+
 static void decode_has_places_by_its_step_times_and_combined_workers_have_no_bound(void **state)
 {
     bt_router_registry *registry = *state;
@@ -292,6 +302,9 @@ int main(void)
                                         make_registry, destroy_registry),
         cmocka_unit_test_setup_teardown(a_step_in_which_the_worker_was_stopped_is_soon_forgotten,
                                         make_registry, destroy_registry),
+        cmocka_unit_test_setup_teardown(
+            a_first_step_in_which_the_worker_was_stopped_is_forgotten_by_the_next, make_registry,
+            destroy_registry),
         cmocka_unit_test_setup_teardown(
             decode_has_places_by_its_step_times_and_combined_workers_have_no_bound, make_registry,
             destroy_registry),

@@ -64,11 +64,25 @@ static void a_step_that_was_stopped_counts_as_a_slow_one(void **state)
     bt_meter_destroy(f.meter);
 }
 
+static void a_first_step_that_was_stopped_is_forgotten_by_the_next(void **state)
+{
+    (void)state;
+    fixture f = {0};
+    assert_int_equal(bt_meter_create(NULL, 8, &f.meter), BT_OK);
+    (void)step(&f, 100, 100 * second_ns);
+    assert_int_equal(step(&f, 100, second_ns / 10), second_ns / 1000);
+    bt_link_load load;
+    bt_meter_update(f.meter, &f.tally, &f.engine, &load);
+    assert_int_equal(load.step_ns, second_ns / 10);
+    bt_meter_destroy(f.meter);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_token_takes_the_mean_of_recent_ones),
         cmocka_unit_test(a_step_that_was_stopped_counts_as_a_slow_one),
+        cmocka_unit_test(a_first_step_that_was_stopped_is_forgotten_by_the_next),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
