@@ -455,13 +455,15 @@ static void on_done(bt_rpc_call *call, bt_rpc_code code, const char *message, vo
     const bt_link_session_state was = s->state;
     const bool was_cut = s->cut; /* by this side */
     char reason[BT_LINK_TEXT_BYTES];
-    const bool is_other_door = code == BT_RPC_UNIMPLEMENTED || code == BT_RPC_UNAUTHENTICATED;
-    snprintf(reason, sizeof reason, "%s%s",
+    snprintf(reason, sizeof reason, "%s",
              s->cut               ? s->reason
              : message[0] != '\0' ? message
              : code == BT_RPC_OK  ? "the router closed the session"
-                                  : "connection lost",
-             !s->cut && is_other_door ? ". Workers go to a router's --attach address" : "");
+                                  : "connection lost");
+    if (!s->cut && (code == BT_RPC_UNIMPLEMENTED || code == BT_RPC_UNAUTHENTICATED)) {
+        snprintf(reason, sizeof reason, "%.120s. Workers go to a router's --attach address",
+                 message); /* this is the clients' */
+    }
     s->state = BT_LINK_SESSION_WAITING;
     s->attach = NULL;
     s->cut = false;
