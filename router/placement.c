@@ -1,41 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a request runs and what its workers say about it.
- *
- * An attempt has up to two legs, P and D (a request that is not split has one). Both runs are
- * sent at once under one (id, attempt), and every event names them, so what an older attempt
- * still says is told apart and dropped. What a leg's end means:
- *
- *   leg, its end                          it brought no token      it brought some
- *   P  ok, goes on at D                   D decides                D decides
- *   P  ok, the first token was the last   complete                 complete
- *   P  failed or lost                     retry without this P     D decides
- *   D  ok                                 wait for P's token       complete
- *   D  failed: its peer                   retry without this P     recover without this P
- *   D  failed or lost                     retry without this D     recover without this D
- *   any: the request itself is wrong      fail                     fail
- *
- * A third leg, FROM, is the decode worker that holds a stream while D pulls it (move.c): however it
- * ends, D decides.
- *
- * "Without" is a preference: with nobody else left, the policy takes a failed worker again.
- *
- * A retry and a recovery are one thing, the next attempt: its run has the prompt and the tokens so
- * far, and its first token has the index of the next one. They are counted apart: attempts_max
- * bounds the attempts in a row that bring nothing, recoveries_max how often a stream breaks off
- * that had got on. A stream that broke off behind its last token is complete. If parts of an
- * echoed prompt are missing yet, the attempt begins from the start: what it says again is the
- * same, and dropped. */
+/* Where a request runs: the policy chooses among the workers in the view, and their runs are sent
+ * at once under one (id, attempt). What workers say of it is heard in events.c; what follows when
+ * one fails is in recovery.c. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/check.h"
 #include "common/clock.h"
-#include "common/log.h"
 #include "router/router_int.h"
-
-enum { LOGS_PER_S = 5 };
 
 static const int64_t ms_ns = 1000000;
 
@@ -136,7 +109,7 @@ bool bt_router_request_has_failed(const bt_router_request *request, uint64_t ses
     return false;
 }
 
-static void note_failed(bt_router_request *request, uint64_t session)
+void bt_router_request_note_failed(bt_router_request *request, uint64_t session)
 {
     if (session != 0 && !bt_router_request_has_failed(request, session)) {
         request->failed[request->n_failed++ % BT_ROUTER_FAILED_MAX] = session;
@@ -234,7 +207,7 @@ void bt_router_leg_open(bt_router_leg *leg, bt_router_worker *worker, uint32_t a
     bt_router_registry_bind(worker, prefill_tokens, live_tokens);
 }
 
-static void unbind_leg(bt_router_request *request, bt_router_leg *leg)
+void bt_router_leg_unbind(bt_router_request *request, bt_router_leg *leg)
 {
     if (!leg->open) {
         return;
@@ -266,21 +239,7 @@ void bt_router_request_close_legs(bt_router_request *request)
         bt_router_leg *leg = &request->legs[i];
         if (leg->open) {
             bt_link_router_cancel(leg->worker->peer, request->id, leg->attempt);
-            unbind_leg(request, leg);
-        }
-    }
-}
-
-/* The prompt is computed: it is no load of a prefill queue any more. */
-static void settle_prefill(bt_router_request *request)
-{
-    for (int i = 0; i < BT_ROUTER_LEGS; i++) {
-        bt_router_leg *leg = &request->legs[i];
-        if (leg->open && leg->prefill_tokens > 0) {
-            bt_router_registry_unbind(leg->worker, leg->prefill_tokens, 0);
-            bt_router_registry_bind(leg->worker, 0, 0);
-            leg->prefill_tokens = 0;
-            bt_wake_ring(request->router->queue_wake);
+            bt_router_leg_unbind(request, leg);
         }
     }
 }
@@ -319,7 +278,7 @@ static bt_status send_run(bt_router_request *request, bt_router_worker *worker,
 {
     const bt_status status = bt_link_router_run(worker->peer, run);
     if (status != BT_OK) {
-        note_failed(request, worker->session);
+        bt_router_request_note_failed(request, worker->session);
         if (status == BT_EPEER || status == BT_AGAIN) {
             bt_router_registry_unreachable(worker);
         }
@@ -430,27 +389,6 @@ static bt_status try_once(bt_router_request *request)
     return status;
 }
 
-/* All attempts are used up. Refused for lack of room is the client's business: it may wait. */
-static void give_up(bt_router_request *request)
-{
-    const uint32_t n_output = bt_router_request_count_output(request);
-    if (n_output > 0) {
-        bt_router_request_fail(request, BT_EPEER,
-                               "the reply broke off after %" PRIu32 " tokens and could not be "
-                               "resumed (recoveries: %" PRIu32 ", attempts: %" PRIu32 "); the last "
-                               "reason: %.120s",
-                               n_output, request->n_recoveries, request->attempt,
-                               request->last_failure.text);
-        return;
-    }
-    const bt_status status =
-        request->last_failure_status == BT_EEXHAUSTED ? BT_EEXHAUSTED : BT_EPEER;
-    bt_router_request_fail(request, status,
-                           "no worker could run this request in %" PRIu32
-                           " attempts; the last one: %.150s",
-                           request->attempt, request->last_failure.text);
-}
-
 bt_status bt_router_request_place(bt_router_request *request)
 {
     const bt_router_options *options = &request->router->options;
@@ -492,404 +430,6 @@ bt_status bt_router_request_place(bt_router_request *request)
             return BT_OK;
         }
     }
-    give_up(request);
+    bt_router_request_give_up(request);
     return BT_OK;
-}
-
-/* ------------------------------------------------------------------------ leg's failure ---- */
-
-/* Failures that every worker would answer alike. */
-static bool is_the_requests_own(bt_status status)
-{
-    return status == BT_EINVAL || status == BT_ERANGE || status == BT_EUNSUPPORTED ||
-           status == BT_EDEADLINE || status == BT_EPERMISSION;
-}
-
-/* What the prefill worker of the first attempt that got on said, for the usage. */
-void bt_router_request_keep_report(bt_router_request *request)
-{
-    const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
-    const bt_router_leg *leg = p->used ? p : &request->legs[BT_ROUTER_LEG_D];
-    const bool is_first = request->n_recoveries == 0 && !request->has_first_report;
-    if (is_first && leg->has_report && leg->report.status == BT_OK) {
-        request->first_report = leg->report;
-        request->has_first_report = true;
-    }
-}
-
-static void retry(bt_router_request *request, uint64_t bad_session)
-{
-    bt_router *router = request->router;
-    note_failed(request, bad_session);
-    bt_router_report_attempt_failed(request, request->last_failure.text);
-    bt_router_request_close_legs(request);
-    const uint32_t n_output = bt_router_request_count_output(request);
-    const bool is_recovery = n_output > request->n_before;
-    if (is_recovery && request->n_recoveries >= router->options.recoveries_max) {
-        give_up(request);
-        return;
-    }
-    if (is_recovery) {
-        bt_router_request_keep_report(request);
-        request->n_recoveries++;
-        request->n_fruitless = 0;
-    }
-    if (request->n_fruitless >= router->options.attempts_max) {
-        give_up(request);
-        return;
-    }
-    bt_router_report_retry(router, is_recovery);
-    bt_log(BT_WARN,
-           "request retried: req=%s id=%016" PRIx64 "%016" PRIx64 " attempt=%" PRIu32
-           " recoveries=%" PRIu32 " generated_tokens=%" PRIu32 " why=\"%s\"",
-           request->label, request->id.hi, request->id.lo, request->attempt, request->n_recoveries,
-           n_output, request->last_failure.text);
-    bt_router_request_enqueue(request);
-    bt_wake_ring(router->queue_wake);
-}
-
-void bt_router_request_replace(bt_router_request *request, const char *why)
-{
-    bt_router *router = request->router;
-    const uint32_t n_output = bt_router_request_count_output(request);
-    if (n_output > request->n_before) {
-        bt_router_request_keep_report(request);
-        request->n_fruitless = 0;
-    } else if (request->n_fruitless > 0) {
-        request->n_fruitless--; /* it is no attempt's fault */
-    }
-    bt_router_report_attempt_failed(request, why);
-    bt_router_request_close_legs(request);
-    bt_log(BT_INFO,
-           "request placed anew: req=%s attempt=%" PRIu32 " generated_tokens=%" PRIu32
-           " why=\"%s\"",
-           request->label, request->attempt, n_output, why);
-    bt_router_request_enqueue(request);
-    bt_wake_ring(router->queue_wake);
-}
-
-/* All tokens had come before their worker went, only its last word had not. */
-static bool complete_if_over(bt_router_request *request)
-{
-    uint32_t n_output;
-    const int32_t *tokens = bt_router_reply_tokens(request->reply, &n_output);
-    if (n_output == 0 || bt_router_reply_has_gap(request->reply)) {
-        return false;
-    }
-    const bool has_end = bt_router_reply_has_end(request->reply);
-    if (!has_end && n_output < request->sampling.max_tokens) {
-        return false;
-    }
-    if (has_end) {
-        request->summary.has_stop_token = true;
-        request->summary.stop_token = tokens[n_output - 1];
-    }
-    bt_router_request_complete(request, has_end ? BT_FINISH_STOP : BT_FINISH_LENGTH);
-    return true;
-}
-
-/* A leg ended badly (its own report, or its worker is lost); it is unbound already. */
-static void leg_failed(bt_router_request *request, int leg_idx, bt_status status, const char *text,
-                       bool is_lost)
-{
-    if (request->state == BT_ROUTER_REQUEST_ENDING) {
-        bt_router_request_check_ending(request);
-        return;
-    }
-    BT_ASSERT(request->state == BT_ROUTER_REQUEST_PREFILLING ||
-              request->state == BT_ROUTER_REQUEST_DECODING);
-    const bt_router_leg *leg = &request->legs[leg_idx];
-    const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
-    const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
-    const uint32_t n_output = bt_router_request_count_output(request);
-    request->last_failure_status =
-        bt_error_set(&request->last_failure, status, "%s worker '%s': %.160s",
-                     leg_idx == BT_ROUTER_LEG_P ? "prefill" : "decode", leg->name, text);
-    if (is_the_requests_own(status)) {
-        bt_router_request_fail(request, status, "%s", text);
-        return;
-    }
-    if (leg_idx == BT_ROUTER_LEG_P && n_output > request->n_resumed && d->open &&
-        !bt_router_reply_lacks_prompt(request->reply)) {
-        return; /* D has the KV already, or will say that it has not */
-    }
-    if (complete_if_over(request)) {
-        return;
-    }
-    const bt_router_leg *from = &request->legs[BT_ROUTER_LEG_FROM];
-    const bt_router_leg *peer = from->used ? from : p;
-    const bool peers_fault = leg_idx == BT_ROUTER_LEG_D && !is_lost && peer->used &&
-                             n_output <= request->n_resumed + 1 && /* D was not decoding yet */
-                             bt_status_scope_of(status) == BT_STATUS_SCOPE_PEER;
-    if (peers_fault && peer->has_report && peer->report.draining) {
-        bt_router_request_replace(request, request->last_failure.text);
-        return;
-    }
-    retry(request, peers_fault ? peer->session : leg->session);
-}
-
-/* A leg's worker drains, and gave the run back: that is no failure of anybody's. */
-static void leg_refused(bt_router_request *request, int leg_idx, const char *text)
-{
-    if (request->state == BT_ROUTER_REQUEST_ENDING) {
-        bt_router_request_check_ending(request);
-        return;
-    }
-    const bool has_token = bt_router_request_count_output(request) > request->n_resumed;
-    if (leg_idx == BT_ROUTER_LEG_P && has_token && request->legs[BT_ROUTER_LEG_D].open &&
-        !bt_router_reply_lacks_prompt(request->reply)) {
-        return; /* D has the KV already, or will say that it has not */
-    }
-    if (!complete_if_over(request)) {
-        bt_router_request_replace(request, text);
-    }
-}
-
-/* ----------------------------------------------------------------------------- events ---- */
-
-bt_router_leg *bt_router_find_leg(bt_router *router, const bt_router_worker *worker,
-                                  bt_request_id id, uint32_t attempt, bt_router_request **out)
-{
-    bt_router_request *request = bt_router_request_find(router, id);
-    if (request != NULL) {
-        for (int i = 0; i < BT_ROUTER_LEGS; i++) {
-            bt_router_leg *leg = &request->legs[i];
-            if (leg->open && leg->worker == worker && leg->attempt == attempt) {
-                *out = request;
-                return leg;
-            }
-        }
-    }
-    router->counts.late_events++;
-    return NULL;
-}
-
-static void check_mismatches(bt_router_request *request, const bt_router_worker *worker)
-{
-    const uint64_t n = bt_router_reply_mismatches(request->reply);
-    if (n > request->n_mismatches) {
-        bt_log_limited(&request->router->mismatch_limit, LOGS_PER_S, BT_ERROR,
-                       "token differs from its duplicate: req=%s worker=%s attempt=%" PRIu32
-                       " n=%" PRIu64,
-                       request->label, worker->hello.kv.name, request->attempt, n);
-        request->router->counts.mismatches += n - request->n_mismatches;
-        request->n_mismatches = n;
-    }
-}
-
-/* D said that it is through: complete, unless an earlier token is on its way from P. */
-static void finish_decode(bt_router_request *request)
-{
-    const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
-    const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
-    const bool has_token = bt_router_request_count_output(request) > request->n_resumed;
-    const bool is_whole = (has_token || request->sampling.max_tokens == 0) &&
-                          !bt_router_reply_has_gap(request->reply);
-    if (is_whole) {
-        request->summary.has_stop_token = d->report.has_stop_token;
-        request->summary.stop_token = d->report.stop_token;
-        bt_router_request_complete(request, d->report.reason);
-    } else if (p->open) {
-        request->decode_done = true;
-    } else {
-        leg_failed(request, BT_ROUTER_LEG_P, BT_EPROTOCOL, "not all of its tokens came", false);
-    }
-}
-
-/* What follows from tokens; the request may be gone afterwards. */
-static void after_tokens(bt_router_request *request, bool is_prompt, uint32_t n_output_before)
-{
-    const uint32_t n_output = bt_router_request_count_output(request);
-    if (n_output > n_output_before) {
-        const int64_t now_ns = bt_clock_now_ns();
-        bt_router_report_tokens(request, now_ns);
-        request->last_token_ns = now_ns;
-    }
-    if (n_output > 0 && !is_prompt) {
-        if (request->state == BT_ROUTER_REQUEST_PREFILLING) {
-            request->state = BT_ROUTER_REQUEST_DECODING;
-            settle_prefill(request);
-            bt_router_request_arm(request);
-        }
-        if (request->first_token_ns == 0) {
-            request->first_token_ns = request->last_token_ns;
-            bt_router_note_wait(request, request->first_token_ns - request->received_ns);
-        }
-        bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
-        if (d->open && !d->decoding) {
-            d->decoding = true;
-            bt_router_registry_decoding(d->worker, true);
-        }
-    }
-    const bool waits_for_echo =
-        bt_router_reply_lacks_prompt(request->reply) &&
-        request->legs[request->legs[BT_ROUTER_LEG_P].used ? BT_ROUTER_LEG_P : BT_ROUTER_LEG_D].open;
-    if (bt_router_reply_stop_idx(request->reply) >= 0 && !waits_for_echo) {
-        for (int i = 0; i < BT_ROUTER_LEGS; i++) {
-            const bt_router_leg *leg = &request->legs[i];
-            if (leg->open) {
-                bt_link_router_cancel(leg->worker->peer, request->id, leg->attempt);
-            }
-        }
-        bt_router_request_complete(request, BT_FINISH_STOP);
-        return;
-    }
-    bt_error err;
-    bt_router_request_count_unread(request, false);
-    if (bt_router_request_check_unread(request, &err) != BT_OK) {
-        bt_router_request_fail(request, BT_EABORTED, "%s", err.text);
-        return;
-    }
-    if (request->decode_done) {
-        finish_decode(request);
-        return;
-    }
-    bt_router_request_notify(request);
-}
-
-void bt_router_on_tokens(bt_router *router, bt_router_worker *worker, const bt_link_tokens *tokens)
-{
-    bt_router_request *request;
-    bt_router_leg *leg = bt_router_find_leg(router, worker, tokens->id, tokens->attempt, &request);
-    if (leg == NULL || request->state == BT_ROUTER_REQUEST_ENDING) {
-        return;
-    }
-    bt_status status;
-    const uint32_t n_output = bt_router_request_count_output(request);
-    if (tokens->is_prompt) {
-        status =
-            bt_router_reply_push_prompt(request->reply, tokens->first_index, tokens->results,
-                                        tokens->n_results, bt_router_prompt_added(request->prompt));
-    } else {
-        status = bt_router_reply_push(request->reply, tokens->first_index, tokens->results,
-                                      tokens->n_results);
-    }
-    check_mismatches(request, worker);
-    if (status == BT_ENOMEM) {
-        bt_router_request_fail(request, status, "the router is out of memory");
-        return;
-    }
-    if (status != BT_OK) {
-        bt_log_limited(&router->malformed_limit, LOGS_PER_S, BT_ERROR,
-                       "tokens make no sense: req=%s worker=%s first_index=%" PRIu32 " n=%" PRIu32,
-                       request->label, worker->hello.kv.name, tokens->first_index,
-                       tokens->n_results);
-        bt_link_router_cancel(worker->peer, request->id, tokens->attempt);
-        const int leg_idx = (int)(leg - request->legs);
-        unbind_leg(request, leg);
-        leg_failed(request, leg_idx, BT_EPROTOCOL, "it sent tokens that make no sense", false);
-        return;
-    }
-    if (request->move == BT_ROUTER_MOVE_PULLING && leg == &request->legs[BT_ROUTER_LEG_D]) {
-        bt_router_move_done(request);
-    }
-    after_tokens(request, tokens->is_prompt, n_output);
-}
-
-/* P is through and D goes on, or the first token was the last. */
-static void finish_prefill(bt_router_request *request, const bt_link_finished *finished)
-{
-    const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
-    const bool has_token = bt_router_request_count_output(request) > request->n_resumed ||
-                           request->sampling.max_tokens == 0;
-    if (!has_token) {
-        leg_failed(request, BT_ROUTER_LEG_P, BT_EPROTOCOL, "it finished without a token", false);
-        return;
-    }
-    if (finished->reason == BT_FINISH_STOP || finished->reason == BT_FINISH_LENGTH || !d->used) {
-        request->summary.has_stop_token = finished->has_stop_token;
-        request->summary.stop_token = finished->stop_token;
-        if (d->open) {
-            bt_link_router_cancel(d->worker->peer, request->id, d->attempt);
-        }
-        bt_router_request_complete(request, finished->reason == BT_FINISH_NONE ? BT_FINISH_LENGTH
-                                                                               : finished->reason);
-        return;
-    }
-    if (request->decode_done) {
-        finish_decode(request); /* what is missing now never comes */
-    } else if (!d->open) {      /* D said that the first token was the last one */
-        leg_failed(request, BT_ROUTER_LEG_P, BT_EPROTOCOL, "it finished without a reason", false);
-    }
-}
-
-void bt_router_on_finished(bt_router *router, bt_router_worker *worker,
-                           const bt_link_finished *finished)
-{
-    bt_router_request *request;
-    bt_router_leg *leg =
-        bt_router_find_leg(router, worker, finished->id, finished->attempt, &request);
-    if (leg == NULL) {
-        return;
-    }
-    const int leg_idx = (int)(leg - request->legs);
-    leg->report = *finished;
-    leg->has_report = true;
-    unbind_leg(request, leg);
-    if (request->state == BT_ROUTER_REQUEST_ENDING) {
-        bt_router_request_check_ending(request);
-        return;
-    }
-    if (leg_idx == BT_ROUTER_LEG_FROM) {
-        bt_router_move_left(request);
-        return;
-    }
-    if (finished->status != BT_OK && finished->draining) {
-        worker->load.draining = true;
-        leg_refused(request, leg_idx, finished->error.text);
-        return;
-    }
-    if (finished->status != BT_OK) {
-        const bool has_text = finished->error.text[0] != '\0';
-        leg_failed(request, leg_idx, finished->status,
-                   has_text ? finished->error.text : bt_status_text(finished->status), false);
-        return;
-    }
-    if (finished->reason == BT_FINISH_CANCELLED || finished->reason == BT_FINISH_ERROR) {
-        leg_failed(request, leg_idx, BT_ECANCELLED, "it gave the request up", false);
-        return;
-    }
-    if (leg_idx == BT_ROUTER_LEG_P) {
-        finish_prefill(request, finished);
-        return;
-    }
-    if (finished->reason == BT_FINISH_NONE && request->legs[BT_ROUTER_LEG_P].open) {
-        return; /* the first token was the last: why is P's to tell, which may come later */
-    }
-    if (finished->reason == BT_FINISH_NONE) {
-        leg_failed(request, leg_idx, BT_EPROTOCOL, "it finished without a reason", false);
-        return;
-    }
-    finish_decode(request);
-}
-
-void bt_router_on_worker_lost(bt_router *router, bt_router_worker *worker, const char *reason,
-                              bool is_gone)
-{
-    for (uint32_t i = 0; i < router->options.requests_max; i++) {
-        bt_router_request *request = &router->requests[i];
-        if (request->state == BT_ROUTER_REQUEST_FREE) {
-            continue;
-        }
-        for (int k = 0; k < BT_ROUTER_LEGS; k++) {
-            bt_router_leg *leg = &request->legs[k];
-            if (leg->open && leg->worker == worker) {
-                if (!is_gone) {
-                    bt_link_router_cancel(worker->peer, request->id, leg->attempt);
-                }
-                unbind_leg(request, leg);
-                char text[160];
-                snprintf(text, sizeof text, "%s%.120s", is_gone ? "it is gone: " : "", reason);
-                if (k == BT_ROUTER_LEG_FROM && request->state != BT_ROUTER_REQUEST_ENDING) {
-                    bt_router_move_left(request);
-                } else if (bt_router_worker_is_draining(worker)) {
-                    leg_refused(request, k, text); /* it may never have seen the run */
-                } else {
-                    leg_failed(request, k, BT_EPEER, text, true);
-                }
-                break; /* the request may be in other hands now */
-            }
-        }
-    }
-    BT_ASSERT(worker->n_requests == 0);
 }

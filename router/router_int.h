@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* router_int.h - what the router's own sources share: its struct and the request's struct.
  *
- * router.c owns start, stop and the link's callbacks; request.c the life of a request;
- * placement.c where it runs and what workers say about it; overload.c whether it is let in;
- * report.c what is said about it afterwards; front_grpc.c one door.
+ * router.c owns start, stop and the link's callbacks; request.c the life of a request, submit.c its
+ * beginning; placement.c where it runs, events.c what workers say about it, recovery.c what follows
+ * when one fails; overload.c whether it is let in; report.c what is said about it afterwards;
+ * front_grpc.c one door.
  *
  * Threading: loop thread only.
  */
@@ -30,7 +31,7 @@ enum {
     BT_ROUTER_ATTEMPTS_MAX = 16,
     BT_ROUTER_RECOVERIES_MAX = 100,
     BT_ROUTER_FAILED_MAX = 32,
-    BT_ROUTER_FETCHES_MAX = 16, /* prefixes on their way from workers that drain */
+    BT_ROUTER_FETCHES_MAX = 16,     /* prefixes on their way from workers that drain */
     BT_ROUTER_REPORT_WAIT_MS = 200, /* for workers' numbers, after the last token */
 };
 
@@ -78,12 +79,12 @@ struct bt_router_request {
     bt_router *router;
     uint32_t slot; /* also the low 16 bits of id.lo */
     bt_router_request_state state;
-    bool abandoned;          /* the client is gone; freed when the job on the work pool is back */
-    bool job_running;        /* the prompt belongs to the work pool */
-    bool started;            /* the first delta was consumed */
-    bool is_waiting;         /* in the queue's list */
-    bool is_aside;           /* in it, and holds up nobody: those who are here can't go on with it */
-    bool decode_done;        /* D said that it is through, an earlier token is still missing */
+    bool abandoned;   /* the client is gone; freed when the job on the work pool is back */
+    bool job_running; /* the prompt belongs to the work pool */
+    bool started;     /* the first delta was consumed */
+    bool is_waiting;  /* in the queue's list */
+    bool is_aside;    /* in it, and holds up nobody: those who are here can't go on with it */
+    bool decode_done; /* D said that it is through, an earlier token is still missing */
     bt_router_request *next; /* in the queue */
     bt_router_request *prev;
 
@@ -255,8 +256,12 @@ void bt_router_request_enqueue(bt_router_request *request);
 /* Tries to place what waits: from the queue's wake. */
 void bt_router_queue_drain(void *router);
 
-/* Sets the timer to the next moment that matters in this state. */
+/* Sets the timer to the next moment that matters in this state; the other is its callback. */
 void bt_router_request_arm(bt_router_request *request);
+void bt_router_request_on_timer(void *request);
+
+/* The slot is free again, with no job on the work pool and no leg open. */
+void bt_router_request_free(bt_router_request *request);
 
 /* All tokens are there: DECODING (or PREFILLING, without output) -> ENDING or DONE. */
 void bt_router_request_complete(bt_router_request *request, bt_finish_reason reason);
@@ -333,7 +338,13 @@ BT_MUST_CHECK bt_status bt_router_request_place(bt_router_request *request);
 /* What a move and a placement do alike. `attempt`: the run's, on that worker. */
 void bt_router_leg_open(bt_router_leg *leg, bt_router_worker *worker, uint32_t attempt,
                         uint64_t prefill_tokens, uint64_t live_tokens);
+
+/* Its run is over, or its worker lost. Of a leg that is not open: nothing. */
+void bt_router_leg_unbind(bt_router_request *request, bt_router_leg *leg);
 bool bt_router_request_has_open_leg(const bt_router_request *request);
+
+/* The sessions that failed this request; 0 is none. */
+void bt_router_request_note_failed(bt_router_request *request, uint64_t session);
 bool bt_router_request_has_failed(const bt_router_request *request, uint64_t session);
 
 /* Prompt and output so far in one array; the caller frees *to_free. BT_ENOMEM. */
@@ -347,16 +358,6 @@ uint32_t bt_router_request_count_output(const bt_router_request *request);
 /* The next attempt has to report the prompt, with logprobs. */
 bool bt_router_request_wants_echo(const bt_router_request *request);
 
-/* What this attempt's first report says is kept for the usage: another attempt follows. */
-void bt_router_request_keep_report(bt_router_request *request);
-
-/* The open leg of a living request that an event is about, or NULL: it is late. */
-bt_router_leg *bt_router_find_leg(bt_router *router, const bt_router_worker *worker,
-                                  bt_request_id id, uint32_t attempt, bt_router_request **out);
-
-/* Places it anew, though nobody failed it: its worker is wanted for nothing new. */
-void bt_router_request_replace(bt_router_request *request, const char *why);
-
 /* Unbinds open legs, and tells their workers to stop. */
 void bt_router_request_close_legs(bt_router_request *request);
 
@@ -367,6 +368,15 @@ void bt_router_request_match(const bt_router_request *request, bt_router_worker_
 /* Why a request of this model can't be placed now, for its client. */
 bt_status bt_router_describe_shortage(bt_router *router, uint32_t model_idx, bt_error *err);
 
+/* Workers of a model as the policy sees them. */
+size_t bt_router_view(const bt_router *router, uint32_t model_idx, bool need_room,
+                      bt_router_worker_view views[BT_ROUTER_WORKERS_MAX],
+                      uint32_t slots[BT_ROUTER_WORKERS_MAX]);
+bt_router_policy_options bt_router_policy_options_of(const bt_router *router);
+bool bt_router_model_is_ready(const bt_router *router, uint32_t model_idx);
+
+/* ---- events.c ---- */
+
 /* What the link hears from workers. */
 void bt_router_on_tokens(bt_router *router, bt_router_worker *worker, const bt_link_tokens *tokens);
 void bt_router_on_finished(bt_router *router, bt_router_worker *worker,
@@ -375,12 +385,27 @@ void bt_router_on_finished(bt_router *router, bt_router_worker *worker,
 void bt_router_on_worker_lost(bt_router *router, bt_router_worker *worker, const char *reason,
                               bool is_gone);
 
-/* Workers of a model as the policy sees them. */
-size_t bt_router_view(const bt_router *router, uint32_t model_idx, bool need_room,
-                      bt_router_worker_view views[BT_ROUTER_WORKERS_MAX],
-                      uint32_t slots[BT_ROUTER_WORKERS_MAX]);
-bt_router_policy_options bt_router_policy_options_of(const bt_router *router);
-bool bt_router_model_is_ready(const bt_router *router, uint32_t model_idx);
+/* The open leg of a living request that an event is about, or NULL: it is late. */
+bt_router_leg *bt_router_find_leg(bt_router *router, const bt_router_worker *worker,
+                                  bt_request_id id, uint32_t attempt, bt_router_request **out);
+
+/* ---- recovery.c ---- */
+
+/* A leg ended badly (its own report, or its worker is lost); it is unbound already. */
+void bt_router_leg_failed(bt_router_request *request, int leg_idx, bt_status status,
+                          const char *text, bool is_lost);
+
+/* A leg's worker drains, and gave the run back: that is no failure of anybody's. */
+void bt_router_leg_refused(bt_router_request *request, int leg_idx, const char *text);
+
+/* All attempts are used up: it ends, with the last reason. */
+void bt_router_request_give_up(bt_router_request *request);
+
+/* Places it anew, though nobody failed it: its worker is wanted for nothing new. */
+void bt_router_request_replace(bt_router_request *request, const char *why);
+
+/* What this attempt's first report says is kept for the usage: another attempt follows. */
+void bt_router_request_keep_report(bt_router_request *request);
 
 /* ---- move.c ---- */
 
