@@ -514,6 +514,9 @@ bt_status bt_router_front_http_create(bt_router *router,
     }
     if (status == BT_OK) {
         status = bt_http_server_start(front->server, err);
+        if (status != BT_OK) {
+            bt_error_prefix(err, "--http ('none' serves none)");
+        }
     }
     if (status != BT_OK) {
         bt_router_front_http_destroy(front);

@@ -170,6 +170,10 @@ class UpTest(unittest.TestCase):
         done = run_baton("router", "--model", members.model, "--listen", members.address, "--attach", "127.0.0.1:0")
         self.assertEqual(done.returncode, 1)
         self.assertIn("in use", done.stderr)
+        done = run_baton("router", "--model", members.model, "--listen", "127.0.0.1:0", "--attach", "127.0.0.1:0",
+                         "--http", members.address)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, "--http .*in use")
 
     def test_broken_model_is_an_error_that_says_so(self):
         with tempfile.TemporaryDirectory() as folder:
