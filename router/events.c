@@ -133,6 +133,10 @@ void bt_router_on_tokens(bt_router *router, bt_router_worker *worker, const bt_l
     if (leg == NULL || request->state == BT_ROUTER_REQUEST_ENDING) {
         return;
     }
+    if (bt_clock_now_ns() >= request->deadline_ns) { /* its timer has not rung: the clock jumped */
+        bt_router_request_on_timer(request);
+        return;
+    }
     bt_status status;
     const uint32_t n_output = bt_router_request_count_output(request);
     if (tokens->is_prompt) {

@@ -376,8 +376,10 @@ static void clean_up(cell *c)
     bt_cluster_wait_attached(cluster);
     bt_cluster_wait_idle(cluster);
     int tries = 0;
-    while (!serves(cluster)) { /* gRPC may not have noticed yet that a connection is gone */
-        BT_ASSERT(++tries < 3);
+    while (!serves(cluster)) { /* gRPC may not have noticed yet that a connection is gone, and after
+                                * a jump of the clock no worker has been heard of for long */
+        BT_ASSERT(++tries < 100);
+        bt_cluster_run_ms(cluster, 10);
     }
     bt_cluster_wait_idle(cluster);
 }

@@ -527,6 +527,21 @@ static void requests_follow_their_cached_prefix(void **state)
     assert_int_equal(p1->n_runs, 2);
 }
 
+/* The clock jumps past the deadline: the next token is not passed on, though no timer has rung. */
+static void a_token_that_comes_after_the_deadline_is_not_passed_on(void **state)
+{
+    rig *r = *state;
+    rig_start(r);
+    rig_worker *b0 = rig_add_worker(r, "b0", BT_LINK_ROLE_BOTH);
+    b0->emit_max = 3;
+    rig_client *c = rig_generate_text(r, "x");
+    rig_wait_tokens(c, 3);
+    bt_fake_clock_advance(r->clock, (int64_t)r->options.request_time_ms * 1000000);
+    rig_resume(b0, 0);
+    rig_expect_error(c, BT_RPC_DEADLINE_EXCEEDED, "3 generated tokens");
+    assert_int_equal(c->ids.n, 3);
+}
+
 static const struct CMUnitTest tests[] = {
 #define RIG_TEST(name) cmocka_unit_test_setup_teardown(name, rig_setup, rig_teardown)
 #define TIMED_TEST(name) cmocka_unit_test_setup_teardown(name, rig_setup_timed, rig_teardown_timed)
@@ -547,6 +562,7 @@ static const struct CMUnitTest tests[] = {
     RIG_TEST(a_cancelled_request_stops_on_all_workers),
     RIG_TEST(a_deadline_stops_on_all_workers),
     RIG_TEST(a_client_that_does_not_read_is_cut_off),
+    TIMED_TEST(a_token_that_comes_after_the_deadline_is_not_passed_on),
     TIMED_TEST(a_complete_reply_that_nobody_reads_holds_no_slot_for_ever),
     TIMED_TEST(a_client_that_takes_nothing_for_too_long_is_cut_off_in_mid_stream),
     RIG_TEST(a_client_has_so_many_bytes_over_all_its_streams),
