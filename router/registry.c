@@ -18,10 +18,11 @@ enum {
 static const double STEP_SHARE = 0.8;
 
 /* A step counts as so many expected ones at most: one in which the worker was stopped tells little
- * of the next. Before there was any, nothing was expected: what the first ones said is forgotten
- * when one of the next shows that they were so much too long. */
+ * of the next. Before there was any, nothing was expected: one alone says nothing yet, and what the
+ * first ones said is forgotten when one of the next shows that they were so much too long. */
 static const double STEPS_PER_STEP_MAX = 8;
 static const double STEPS_FIRST = 4;
+static const double STEPS_MIN = 1.5; /* weight: two of them */
 
 struct bt_router_registry {
     uint64_t n_sessions;
@@ -302,7 +303,9 @@ static bt_router_worker_view view_of(const bt_router_worker *worker,
         .n_taken = n_taken > UINT32_MAX ? UINT32_MAX : (uint32_t)n_taken,
         .n_places = places_of(worker, options),
     };
-    view.step_ns = (uint64_t)bt_router_step_line_at(&worker->step_line, view.n_taken + 1);
+    if (worker->step_line.weight > STEPS_MIN) {
+        view.step_ns = (uint64_t)bt_router_step_line_at(&worker->step_line, view.n_taken + 1);
+    }
     view.full = options->need_room && is_full(worker, &view);
     return view;
 }
