@@ -83,10 +83,6 @@ static void after_tokens(bt_router_request *request, bool is_prompt, uint32_t n_
         const int64_t now_ns = bt_clock_now_ns();
         bt_router_report_tokens(request, now_ns);
         request->last_token_ns = now_ns;
-        if (now_ns >= request->deadline_ns) {
-            bt_router_request_on_timer(request); /* it has not fired yet */
-            return;
-        }
     }
     if (n_output > 0 && !is_prompt) {
         if (request->state == BT_ROUTER_REQUEST_PREFILLING) {
