@@ -75,7 +75,7 @@ typedef struct scene {
     bt_cluster_request next;
 } scene;
 
-/* Workers `pair` and `pair + 1` are alike; one of them gets the shared beginning. */
+/* Workers 0 and 1 are alike; one of them gets the shared beginning. */
 static scene *begin(bt_kv_transport transport, bt_link_role role)
 {
     scene *s = calloc(1, sizeof *s);
@@ -192,8 +192,8 @@ static void a_fetch_that_breaks_costs_the_prefix_alone(void **state)
     bt_cluster_watch(s->cluster, cut_when_seen, s);
     drain(s->cluster, s->holder);
     bt_cluster_wait_idle(s->cluster);
-    assert_true(load_of(s->cluster, s->other).pulls_failed > s->before.pulls_failed);
     end(s);
+    assert_true(load_of(s->cluster, s->other).pulls_failed > s->before.pulls_failed);
     bt_cluster_destroy(s->cluster);
     free(s);
 }
@@ -220,6 +220,7 @@ static void a_killed_source_frees_what_was_reserved(void **state)
     drain(s->cluster, s->holder);
     bt_cluster_wait_idle(s->cluster);
     end(s);
+    assert_true(load_of(s->cluster, s->other).pulls_failed > s->before.pulls_failed);
     bt_cluster_destroy(s->cluster);
     free(s);
 }
