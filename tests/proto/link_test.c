@@ -40,6 +40,8 @@ typedef struct router_end {
     size_t n_finished;
     bt_link_parked parked;
     unsigned n_parked;
+    bt_link_fetched fetched;
+    unsigned n_fetched;
     uint64_t explained_number;
     bt_link_timeline timelines[BT_LINK_TIMELINES_MAX];
     size_t n_timelines;
@@ -101,6 +103,14 @@ static void on_parked(bt_link_peer *worker, const bt_link_parked *parked, void *
     r->n_parked++;
 }
 
+static void on_fetched(bt_link_peer *worker, const bt_link_fetched *fetched, void *ctx)
+{
+    (void)worker;
+    router_end *r = ctx;
+    r->fetched = *fetched;
+    r->n_fetched++;
+}
+
 static void on_explained(bt_link_peer *worker, uint64_t number, const bt_link_timeline *timelines,
                          size_t n, void *ctx)
 {
@@ -146,6 +156,7 @@ static const bt_link_router_callbacks router_callbacks = {
     .on_tokens = on_tokens,
     .on_finished = on_finished,
     .on_parked = on_parked,
+    .on_fetched = on_fetched,
     .on_explained = on_explained,
     .on_blocks = on_blocks,
     .on_worker_down = on_worker_down,
@@ -169,6 +180,10 @@ typedef struct worker_end {
     uint32_t next_attempt;
     unsigned n_resumes;
     unsigned n_drains;
+    bt_link_fetch fetch;
+    bt_block_hash fetch_ids[BT_LINK_FETCH_BLOCKS_MAX];
+    unsigned n_fetches;
+    unsigned n_leaves;
     char label[BT_LINK_LABEL_MAX];
     char asked[128];
     bt_request_id cancelled;
@@ -195,6 +210,22 @@ static void on_cancel(bt_request_id id, uint32_t attempt, void *ctx)
     worker_end *w = ctx;
     w->n_cancels++;
     w->cancelled = id;
+}
+
+static void on_fetch(uint32_t router, const bt_link_fetch *fetch, void *ctx)
+{
+    worker_end *w = ctx;
+    assert_int_equal(router, 0);
+    w->fetch = *fetch;
+    memcpy(w->fetch_ids, fetch->ids, fetch->n_ids * sizeof *fetch->ids);
+    w->n_fetches++;
+}
+
+static void on_leave(void *ctx)
+{
+    worker_end *w = ctx;
+    assert_false(bt_link_worker_is_kept(w->link));
+    w->n_leaves++;
 }
 
 static void on_park(bt_request_id id, uint32_t attempt, uint32_t next_attempt, void *ctx)
@@ -279,6 +310,8 @@ static const bt_link_worker_callbacks worker_callbacks = {
     .on_park = on_park,
     .on_resume = on_resume,
     .on_drain = on_drain,
+    .on_fetch = on_fetch,
+    .on_leave = on_leave,
     .on_explain = on_explain,
     .on_router_up = on_router_up,
     .on_router_down = on_router_down,
@@ -628,6 +661,63 @@ static void park_and_resume_reach_their_run_and_the_answer_comes_back(void **sta
     WAIT_FOR(&f->pair, f->router.n_parked == 2);
     assert_int_equal(f->router.parked.status, BT_AGAIN);
     assert_string_equal(f->router.parked.error.text, "it waits");
+}
+
+static void a_fetch_arrives_whole_and_its_answer_comes_back(void **state)
+{
+    fixture *f = attach(state);
+    static const uint32_t sizes[] = {1, BT_LINK_FETCH_BLOCKS_MAX};
+    static bt_block_hash ids[BT_LINK_FETCH_BLOCKS_MAX];
+    for (uint32_t i = 0; i < BT_LINK_FETCH_BLOCKS_MAX; i++) {
+        ids[i] = (bt_block_hash){.w = {i * UINT64_C(0x0123456789ABCDEF), ~(uint64_t)i}};
+    }
+    bt_link_fetch fetch = {
+        .id = {.hi = 3, .lo = 4},
+        .peer = {.name = "d7", .incarnation = 99, .kv_tcp = "10.0.0.7:7", .boot_id = {1, 2}},
+        .ids = ids,
+        .deadline_left_ms = 1234,
+    };
+    for (unsigned k = 0; k < 2; k++) {
+        fetch.n_ids = sizes[k];
+        assert_int_equal(bt_link_router_fetch(f->router.worker, &fetch), BT_OK);
+        WAIT_FOR(&f->pair, f->worker.n_fetches == k + 1);
+        const bt_link_fetch *got = &f->worker.fetch;
+        assert_int_equal(got->id.hi, 3);
+        assert_int_equal(got->id.lo, 4);
+        assert_string_equal(got->peer.name, "d7");
+        assert_int_equal(got->peer.incarnation, 99);
+        assert_string_equal(got->peer.kv_tcp, "10.0.0.7:7");
+        assert_string_equal(got->peer.kv_unix, "");
+        assert_memory_equal(got->peer.boot_id, fetch.peer.boot_id, sizeof fetch.peer.boot_id);
+        assert_int_equal(got->deadline_left_ms, 1234);
+        assert_int_equal(got->n_ids, sizes[k]);
+        assert_memory_equal(f->worker.fetch_ids, ids, sizes[k] * sizeof *ids);
+    }
+    bt_link_fetched fetched = {
+        .id = fetch.id, .blocks_moved = 5, .blocks_skipped = 6, .bytes_moved = 7};
+    bt_link_worker_fetched(f->worker.link, 0, &fetched);
+    bt_link_worker_flush(f->worker.link);
+    WAIT_FOR(&f->pair, f->router.n_fetched == 1);
+    assert_int_equal(f->router.fetched.id.lo, 4);
+    assert_int_equal(f->router.fetched.status, BT_OK);
+    assert_int_equal(f->router.fetched.blocks_moved, 5);
+    assert_int_equal(f->router.fetched.blocks_skipped, 6);
+    assert_int_equal(f->router.fetched.bytes_moved, 7);
+    fetched.status = bt_error_set(&fetched.error, BT_EEXHAUSTED, "no room");
+    bt_link_worker_fetched(f->worker.link, 0, &fetched);
+    bt_link_worker_flush(f->worker.link);
+    WAIT_FOR(&f->pair, f->router.n_fetched == 2);
+    assert_int_equal(f->router.fetched.status, BT_EEXHAUSTED);
+    assert_string_equal(f->router.fetched.error.text, "no room");
+}
+
+static void a_worker_is_kept_until_its_router_lets_it_go(void **state)
+{
+    fixture *f = attach(state);
+    assert_true(bt_link_worker_is_kept(f->worker.link));
+    bt_link_router_leave(f->router.worker);
+    WAIT_FOR(&f->pair, f->worker.n_leaves == 1);
+    assert_false(bt_link_worker_is_kept(f->worker.link));
 }
 
 static void a_worker_tells_what_it_knows_of_a_request(void **state)
@@ -1078,6 +1168,8 @@ int main(void)
         LINK_TEST(failed_run_brings_its_text),
         LINK_TEST(cancel_reaches_its_run_alone),
         LINK_TEST(park_and_resume_reach_their_run_and_the_answer_comes_back),
+        LINK_TEST(a_fetch_arrives_whole_and_its_answer_comes_back),
+        LINK_TEST(a_worker_is_kept_until_its_router_lets_it_go),
         LINK_TEST(a_run_that_is_over_is_not_parked),
         LINK_TEST(a_worker_tells_what_it_knows_of_a_request),
         cmocka_unit_test(a_request_is_known_by_its_id_and_by_its_label),
