@@ -24,6 +24,14 @@ static void put_right_sum(uint8_t *wire, size_t len)
 /* A decoded frame as one to encode: arrays of numbers leave the wire. */
 static void take_numbers(bt_frame *frame, uint32_t numbers[BT_FRAME_SUMS_MAX])
 {
+    if (frame->type == BT_FRAME_PULL) {
+        static bt_hash128 wanted[BT_KV_WANTED_MAX];
+        FUZZ_EXPECT(frame->u.pull.n_wanted <= BT_KV_WANTED_MAX);
+        for (uint32_t i = 0; i < frame->u.pull.n_wanted; i++) {
+            wanted[i] = bt_hash128_from_bytes(frame->u.pull.wire + 16 * (size_t)i);
+        }
+        frame->u.pull.wanted = wanted;
+    }
     if (frame->type == BT_FRAME_OFFER) {
         for (uint32_t i = 0; i < frame->u.offer.n_ids; i++) {
             numbers[i] = bt_frame_u32(frame->u.offer.wire, i);

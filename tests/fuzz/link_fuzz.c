@@ -69,6 +69,14 @@ static void use_event(bt_link_outbox *outbox, const Baton__Worker__V1__Event *ev
         }
         return;
     }
+    case BATON__WORKER__V1__EVENT__EVENT_FETCHED: {
+        bt_link_fetched fetched = {0};
+        if (bt_link_get_fetched(event->fetched, &fetched)) {
+            FUZZ_EXPECT(memchr(fetched.error.text, 0, sizeof fetched.error.text) != NULL);
+            (void)bt_link_put_fetched(outbox, &fetched);
+        }
+        return;
+    }
     case BATON__WORKER__V1__EVENT__EVENT_EXPLAINED: {
         static bt_link_timeline timelines[BT_LINK_TIMELINES_MAX];
         if (bt_link_get_explained(event->explained, timelines)) {
@@ -102,6 +110,13 @@ static void use_command(bt_link_outbox *outbox, const Baton__Worker__V1__Command
         (void)bt_link_get_id(command->cancel->id, &id, &attempt);
     } else if (command->command_case == BATON__WORKER__V1__COMMAND__COMMAND_PARK) {
         (void)bt_link_get_id(command->park->id, &id, &attempt);
+    } else if (command->command_case == BATON__WORKER__V1__COMMAND__COMMAND_FETCH) {
+        static bt_block_hash ids[BT_LINK_FETCH_BLOCKS_MAX];
+        bt_link_fetch fetch = {0};
+        if (bt_link_get_fetch(command->fetch, &fetch, ids)) {
+            FUZZ_EXPECT(fetch.n_ids >= 1 && fetch.n_ids <= BT_LINK_FETCH_BLOCKS_MAX);
+            (void)bt_link_put_fetch(outbox, &fetch);
+        }
     } else if (command->command_case == BATON__WORKER__V1__COMMAND__COMMAND_CHALLENGE) {
         uint8_t nonce[BT_PROOF_NONCE_BYTES];
         uint8_t proof[BT_PROOF_BYTES];

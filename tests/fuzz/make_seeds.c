@@ -243,6 +243,8 @@ static void write_chats(void)
 
 /* ---- frames ---- */
 
+static const bt_hash128 wanted[2] = {{{1, 2}}, {{3, 4}}};
+
 static void write_frames(void)
 {
     static const uint32_t numbers[] = {7, 8, 9, 10};
@@ -296,6 +298,11 @@ static void write_frames(void)
         write_bytes("frame", bt_frame_type_name((uint32_t)type), wire,
                     bt_frame_encode(&frame, 3, wire));
     }
+    static uint8_t wire[BT_FRAME_BYTES_MAX];
+    const bt_frame cached = {.type = BT_FRAME_PULL,
+                             .transfer = {.request = {1, 3}},
+                             .u.pull = {.deadline_ms = 1000, .n_wanted = 2, .wanted = wanted}};
+    write_bytes("frame", "PULL-cached", wire, bt_frame_encode(&cached, 3, wire));
 }
 
 /* ---- KV connections, as kv_fuzz.c reads them ---- */
@@ -315,6 +322,9 @@ static void write_sink(void)
     put_u8(&made, 0);
     bt_frame frame = {.type = BT_FRAME_PULL, .u.pull = {.deadline_ms = 1000}};
     put_frame(&made, 0, &frame);
+    frame = (bt_frame){.type = BT_FRAME_PULL,
+                       .u.pull = {.deadline_ms = 1000, .n_wanted = 2, .wanted = wanted}};
+    put_frame(&made, 1, &frame);
     frame = (bt_frame){.type = BT_FRAME_READ,
                        .u.read = {.op = 0, .rect = {.n_blocks = 2, .layer = 0, .n_layers = 2}}};
     put_frame(&made, 0, &frame);
@@ -401,6 +411,8 @@ static void write_events(bt_link_outbox *outbox)
     const bt_link_parked parked = {.id = {1, 2}, .attempt = 1, .generated_tokens = 7};
     BT_ASSERT(bt_link_put_proof(outbox, proof));
     BT_ASSERT(bt_link_put_parked(outbox, &parked));
+    const bt_link_fetched fetched = {.id = {1, 3}, .blocks_moved = 2, .bytes_moved = 4096};
+    BT_ASSERT(bt_link_put_fetched(outbox, &fetched));
     BT_ASSERT(bt_link_put_explained(outbox, 4, timelines, 1));
     write_outbox("proof_parked_explained", 0, outbox);
 }
@@ -441,6 +453,14 @@ static void write_commands(bt_link_outbox *outbox)
     BT_ASSERT(bt_link_put_park(outbox, (bt_request_id){1, 2}, 1, 2));
     BT_ASSERT(bt_link_put_resume(outbox, (bt_request_id){1, 2}, 1));
     BT_ASSERT(bt_link_put_drain(outbox));
+    static const bt_block_hash chain[2] = {{{1, 2}}, {{3, 4}}};
+    const bt_link_fetch fetch = {.id = {1, 3},
+                                 .peer = {.name = "d1", .incarnation = 5, .kv_tcp = "127.0.0.1:9"},
+                                 .ids = chain,
+                                 .n_ids = BT_ARRAY_LEN(chain),
+                                 .deadline_left_ms = 1000};
+    BT_ASSERT(bt_link_put_fetch(outbox, &fetch));
+    BT_ASSERT(bt_link_put_leave(outbox));
     write_outbox("challenge_explain_park", 1, outbox);
 }
 
