@@ -51,10 +51,9 @@ typedef struct bt_router_backlog {
 } bt_router_backlog;
 
 typedef struct bt_router_forecast {
-    int64_t wait_ns;  /* until its prompt is begun */
-    int64_t ttft_ns;  /* until its first token */
-    int64_t step_ns;  /* of a decode step, with it; 0: unknown */
-    int64_t doubt_ns; /* by which waits have lately missed such forecasts; the caller's */
+    int64_t wait_ns; /* until its prompt is begun */
+    int64_t ttft_ns; /* until its first token */
+    int64_t step_ns; /* of a decode step, with it; 0: unknown */
 } bt_router_forecast;
 
 /* What a request of `prompt_tokens` would meet in this view. O(n). */

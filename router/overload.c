@@ -12,14 +12,11 @@
  * an idle cluster refuses nobody, however slow it seems to be.
  *
  * How long those who were let in really waited is fed back: the forecast of the wait is taken times
- * the mean of (waited / forecast), which forgets within half a minute. And how much these scatter
- * round their mean widens the margin, as it does in TCP's time-out (Jacobson, "Congestion avoidance
- * and control", 1988, appendix A): who is let in and has to be refused after all is told late.
+ * the mean of (waited / forecast), which forgets within half a minute.
  *
  * Asked twice: when a request arrives, before any work is spent on it (the wait alone), and when
  * its prompt has been tokenized. And limits per client, of what it has under way (clients.h). */
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
 #include "common/check.h"
@@ -32,12 +29,11 @@ static const int64_t WAIT_NS_MIN = 100000000; /* shorter ones say nothing about 
 static const double EXCESS_MIN = -0.25;
 static const double EXCESS_MAX = 3;
 static const double EXCESS_KEEP = 0.995; /* each tick, ten a second */
-static const double SPREADS = 2;         /* mean deviations that a wait may turn out longer */
 
-/* What is expected to take t is taken to last 4/3 t, and what waits scatter by. */
-static int64_t with_margin(const bt_router_forecast *f, int64_t ns)
+/* What is expected to take t is taken to last 4/3 t. */
+static int64_t with_margin(int64_t ns)
 {
-    return ns + ns / 3 + f->doubt_ns;
+    return ns + ns / 3;
 }
 
 /* ---------------------------------------------------------------------------- backlog ---- */
@@ -75,7 +71,6 @@ static bt_router_forecast forecast_of(const bt_router *router, const bt_router_r
     const int64_t own_ns = f.ttft_ns - f.wait_ns;
     f.wait_ns = (int64_t)((double)f.wait_ns * lateness);
     f.ttft_ns = f.wait_ns + own_ns;
-    f.doubt_ns = (int64_t)(SPREADS * router->spread[model_idx] * (double)f.wait_ns);
     return f;
 }
 
@@ -101,10 +96,10 @@ static bt_status check_wait(const bt_router *router, const bt_router_forecast *f
                             uint64_t *retry_after_ms)
 {
     const int64_t limit_ns = (int64_t)router->options.queue_time_ms * ms_ns;
-    if (limit_ns == 0 || with_margin(f, f->wait_ns) <= limit_ns) {
+    if (limit_ns == 0 || with_margin(f->wait_ns) <= limit_ns) {
         return BT_OK;
     }
-    *retry_after_ms = pushback_ms(router, f->wait_ns, with_margin(f, f->wait_ns) - limit_ns);
+    *retry_after_ms = pushback_ms(router, f->wait_ns, with_margin(f->wait_ns) - limit_ns);
     return bt_error_set(err, BT_EEXHAUSTED,
                         "the wait would be some %" PRId64 " ms, too near to the longest one here, "
                         "%" PRIu64 " ms. Try again later",
@@ -125,7 +120,7 @@ static bt_status check_ttft(const bt_router_request *request, const bt_router_fo
                             int64_t elapsed_ns, bt_error *err, uint64_t *retry_after_ms)
 {
     const int64_t expected_ns = elapsed_ns + f->ttft_ns;
-    const int64_t safe_ns = elapsed_ns + with_margin(f, f->ttft_ns);
+    const int64_t safe_ns = elapsed_ns + with_margin(f->ttft_ns);
     if (safe_ns <= request->ttft_limit_ns) {
         return BT_OK;
     }
@@ -151,22 +146,22 @@ static bt_status check_deadline(const bt_router_request *request, const bt_route
 {
     const int64_t need_ns = f->ttft_ns + (int64_t)(sure_tokens(request) - 1) * f->step_ns;
     const int64_t left_ns = request->deadline_ns - now_ns;
-    if (with_margin(f, need_ns) <= left_ns) {
+    if (with_margin(need_ns) <= left_ns) {
         return BT_OK;
     }
     if (left_ns <= 0) {
         return bt_error_set(err, BT_EDEADLINE, "the deadline passed before the request was placed");
     }
-    *retry_after_ms = pushback_ms(request->router, f->wait_ns, with_margin(f, need_ns) - left_ns);
+    *retry_after_ms = pushback_ms(request->router, f->wait_ns, with_margin(need_ns) - left_ns);
     return bt_error_set(err, BT_EEXHAUSTED,
                         "it would take some %" PRId64 " ms (%" PRId64 " ms of it waiting) for at "
                         "least %" PRIu32 " tokens, too near to its deadline in %" PRId64 " ms",
                         need_ns / ms_ns, f->wait_ns / ms_ns, sure_tokens(request), left_ns / ms_ns);
 }
 
-/* Takes out of the forecast what rests on times that no work renews. Nobody is in the way there,
- * and a time that came out too long (of a worker that had been stopped in a step, say) would keep
- * away all that could mend it, for ever. */
+/* Takes out of the forecast what rests on times that no work renews. Nobody is in the way there, and
+ * a time that came out too long (of a worker that had been stopped in a step, say) would keep away
+ * all that could mend it, for ever. */
 static void trust_what_works(const bt_router *router, uint32_t model_idx, bt_router_forecast *f)
 {
     bt_router_worker_view views[BT_ROUTER_WORKERS_MAX];
@@ -291,8 +286,6 @@ void bt_router_note_wait(const bt_router_request *request, int64_t ttft_ns)
     const double waited_ns = (double)(ttft_ns - (f->ttft_ns - f->wait_ns));
     double found = waited_ns / raw_ns - 1;
     found = found < EXCESS_MIN ? EXCESS_MIN : found > EXCESS_MAX ? EXCESS_MAX : found;
-    double *spread = &request->router->spread[request->model_idx];
-    *spread += (fabs(found - *excess) - *spread) / 8;
     *excess += (found - *excess) / 8;
 }
 
@@ -300,7 +293,6 @@ void bt_router_forget_excess(bt_router *router)
 {
     for (size_t i = 0; i < BT_ROUTER_MODELS_MAX; i++) {
         router->excess[i] *= EXCESS_KEEP;
-        router->spread[i] *= EXCESS_KEEP;
     }
 }
 

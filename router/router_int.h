@@ -234,7 +234,6 @@ struct bt_router {
     int64_t tpot_limit_ns; /* the tightest one in force; 0: none */
     bt_router_usage usage[BT_ROUTER_MODELS_MAX];
     double excess[BT_ROUTER_MODELS_MAX]; /* mean of waited / forecast - 1 */
-    double spread[BT_ROUTER_MODELS_MAX]; /* mean deviation of that */
 
     bool stopping;
     bt_timer *stop_timer;

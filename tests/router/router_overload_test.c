@@ -431,40 +431,6 @@ static void forecasts_learn_from_waits_that_turned_out_longer(void **state)
                      "the wait would be some 13");
 }
 
-/* One request beside work of `forecast`, whose first token comes after `waits_ns`. */
-static void wait_for_a_token(rig *r, rig_worker *w, const bt_link_load *forecast, int64_t waits_ns)
-{
-    report(w, *forecast);
-    w->hold = true;
-    const uint32_t n_runs = w->n_runs;
-    rig_client *c = rig_generate_text(r, "a");
-    rig_wait_runs(w, n_runs + 1);
-    bt_fake_clock_advance(r->clock, waits_ns);
-    rig_resume(w, 0);
-    rig_expect_ok(c, REPLY);
-}
-
-/* Waits that were forecast as half a second and turn out a quarter shorter or longer, in turn, have
- * the right mean. A second is then let in no more where its margin of a third would do. */
-static void waits_that_scatter_widen_the_margin(void **state)
-{
-    rig *r = *state;
-    r->options.queue_time_ms = 1500;
-    rig_start(r);
-    rig_worker *w = rig_add_worker(r, "both", BT_LINK_ROLE_BOTH);
-    rig_wait_ready(r, true);
-    const bt_link_load half_second = {.waiting_tokens = 50, .prefill_token_ns = 10000000};
-    const bt_link_load one_second = {.waiting_tokens = 100, .prefill_token_ns = 10000000};
-    wait_for_a_token(r, w, &one_second, second_ns);
-    for (int i = 0; i < 6; i++) {
-        wait_for_a_token(r, w, &half_second, second_ns * 3 / 8);
-        wait_for_a_token(r, w, &half_second, second_ns * 5 / 8);
-    }
-    report(w, one_second);
-    rig_expect_error(rig_generate_text(r, "b"), BT_RPC_RESOURCE_EXHAUSTED,
-                     "the wait would be some ");
-}
-
 /* The clock stands still while they come; nobody who is here could go on with either. */
 static void streams_of_one_moment_that_fit_nobody_wait_side_by_side(void **state)
 {
@@ -546,7 +512,6 @@ static const struct CMUnitTest tests[] = {
     TIMED_TEST(a_deadline_strikes_in_every_state),
     TIMED_TEST(a_target_is_the_longest_wait_in_the_queue),
     TIMED_TEST(forecasts_learn_from_waits_that_turned_out_longer),
-    TIMED_TEST(waits_that_scatter_widen_the_margin),
     TIMED_TEST(streams_of_one_moment_that_fit_nobody_wait_side_by_side),
     TIMED_TEST(waiting_makes_up_for_priority),
 };
