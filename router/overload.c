@@ -14,6 +14,10 @@
  * How long those who were let in really waited is fed back: the forecast of the wait is taken times
  * the mean of (waited / forecast), which forgets within half a minute.
  *
+ * Who was let in is served, also when the router's limit passes while it waits after all: its
+ * client was not told at once, and would have waited for nothing. (One that asked to be refused
+ * rather than late, by a target of its own, is given up then.)
+ *
  * Asked twice: when a request arrives, before any work is spent on it (the wait alone), and when
  * its prompt has been tokenized. And limits per client, of what it has under way (clients.h). */
 #include <inttypes.h>
@@ -159,9 +163,9 @@ static bt_status check_deadline(const bt_router_request *request, const bt_route
                         need_ns / ms_ns, f->wait_ns / ms_ns, sure_tokens(request), left_ns / ms_ns);
 }
 
-/* Takes out of the forecast what rests on times that no work renews. Nobody is in the way there, and
- * a time that came out too long (of a worker that had been stopped in a step, say) would keep away
- * all that could mend it, for ever. */
+/* Takes out of the forecast what rests on times that no work renews. Nobody is in the way there,
+ * and a time that came out too long (of a worker that had been stopped in a step, say) would keep
+ * away all that could mend it, for ever. */
 static void trust_what_works(const bt_router *router, uint32_t model_idx, bt_router_forecast *f)
 {
     bt_router_worker_view views[BT_ROUTER_WORKERS_MAX];
@@ -234,6 +238,7 @@ void bt_router_request_set_limits(bt_router_request *request, bool refuse_late)
     request->order_ns = bt_router_order_ns(request->received_ns, request->priority);
     request->ttft_limit_ns =
         tighter(router->options.ttft_max_ms, refuse_late ? request->ttft_target_ms : 0);
+    request->ttft_target_ns = refuse_late ? (int64_t)(request->ttft_target_ms * (double)ms_ns) : 0;
     if (refuse_late && request->tpot_target_ms > 0) {
         request->tpot_limit_ns = (int64_t)(request->tpot_target_ms * (double)ms_ns);
         request->has_tpot_limit = true;

@@ -137,8 +137,8 @@ void bt_router_request_enqueue(bt_router_request *request)
     request->queued_ns = bt_clock_now_ns();
     request->queue_deadline_ns =
         request->queued_ns + (int64_t)router->options.queue_time_ms * ms_ns;
-    const int64_t late_ns = request->received_ns + request->ttft_limit_ns;
-    if (request->ttft_limit_ns > 0 && request->first_token_ns == 0 &&
+    const int64_t late_ns = request->received_ns + request->ttft_target_ns;
+    if (request->ttft_target_ns > 0 && request->first_token_ns == 0 &&
         late_ns < request->queue_deadline_ns) {
         request->queue_deadline_ns = late_ns;
     }

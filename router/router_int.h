@@ -97,8 +97,9 @@ struct bt_router_request {
     int32_t priority;
     double ttft_target_ms;
     double tpot_target_ms;
-    int64_t order_ns;      /* in the queue: arrival, less what its priority is worth */
-    int64_t ttft_limit_ns; /* from arrival: it is refused rather than late; 0: none */
+    int64_t order_ns;       /* in the queue: arrival, less what its priority is worth */
+    int64_t ttft_limit_ns;  /* from arrival: it is let in if this can be kept; 0: none */
+    int64_t ttft_target_ns; /* its own: it is given up in the queue rather than late; 0: none */
     int64_t tpot_limit_ns;
     bool has_tpot_limit;         /* of its own */
     bt_router_forecast forecast; /* when it was let in */

@@ -400,14 +400,30 @@ static void a_deadline_strikes_in_every_state(void **state)
 static void a_target_is_the_longest_wait_in_the_queue(void **state)
 {
     rig *r = *state;
-    r->options.ttft_max_ms = 7000;
     rig_start(r);
-    rig_client *c = rig_generate_text(r, "a");
+    Baton__V1__GenerateRequest request = request_of("a");
+    request.ttft_target_ms = 7000;
+    request.refuse_late = 1;
+    rig_client *c = rig_generate(r, &request);
     rig_wait_metric(r, "baton_router_requests_queued 1");
     rig_pass(r, 6 * second_ns);
     assert_false(c->done);
     rig_pass(r, 1 * second_ns);
     rig_expect_error(c, BT_RPC_UNAVAILABLE, "(waited 7000 ms)");
+}
+
+/* What it promises is asked at the door; a refusal that comes after a wait helps nobody. */
+static void who_was_let_in_is_served_after_the_routers_limit_too(void **state)
+{
+    rig *r = *state;
+    r->options.ttft_max_ms = 7000;
+    rig_start(r);
+    rig_client *c = rig_generate_text(r, "a");
+    rig_wait_metric(r, "baton_router_requests_queued 1");
+    rig_pass(r, 8 * second_ns);
+    assert_false(c->done);
+    rig_add_worker(r, "both", BT_LINK_ROLE_BOTH);
+    rig_expect_ok(c, REPLY);
 }
 
 /* One that was forecast to wait a second waited for four. */
@@ -511,6 +527,7 @@ static const struct CMUnitTest tests[] = {
     RIG_TEST(a_router_whose_only_worker_is_stuck_is_not_ready),
     TIMED_TEST(a_deadline_strikes_in_every_state),
     TIMED_TEST(a_target_is_the_longest_wait_in_the_queue),
+    TIMED_TEST(who_was_let_in_is_served_after_the_routers_limit_too),
     TIMED_TEST(forecasts_learn_from_waits_that_turned_out_longer),
     TIMED_TEST(streams_of_one_moment_that_fit_nobody_wait_side_by_side),
     TIMED_TEST(waiting_makes_up_for_priority),
