@@ -10,12 +10,14 @@
  *     |<----------------------------- tokens -----|   NONE: the newest token again, then new ones
  *
  * What goes wrong:
- *   D1 has nothing to hand over (BT_AGAIN)     the request is placed anew: nothing of it is lost,
- * for prompt and tokens so far are here D1 can't offer it now                      it goes on
- * there, and is asked again later nobody has room when it is parked          resume: it goes on
- * there D1 is lost before it is parked             recovery, as without a move D2 refuses, fails or
- * is lost; D1 is lost   recovery from what the router has; it does not count before D2 has it
- * unless new tokens had come the client, a deadline, a stop string      both legs are cancelled
+ *   - D1 has nothing to hand over (BT_AGAIN): the request is placed anew. Nothing of it is lost,
+ *     since prompt and tokens so far are here.
+ *   - D1 can't offer it now, or nobody has room when it is parked: it goes on there (resume), and
+ *     is asked again later.
+ *   - D1 is lost before it is parked: recovery, as without a move.
+ *   - D2 refuses, fails or is lost, or D1 is lost while D2 pulls: recovery from what the router
+ *     has, which counts only if new tokens had come.
+ *   - The client leaves, a deadline or a stop string ends the stream: both legs are cancelled.
  *
  * The run that D2 gets has all tokens but the newest one, which comes with the blocks as their
  * first token: D2 tells it again, and the reply drops the double. A move takes nothing from
