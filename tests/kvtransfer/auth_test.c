@@ -681,38 +681,8 @@ static const bt_kv_transport SHM = BT_KV_TRANSPORT_SHM;
 static const bt_kv_transport TCP = BT_KV_TRANSPORT_TCP;
 static const bt_kv_transport LOOPBACK = BT_KV_TRANSPORT_LOOPBACK;
 
-static int set_up(void **state, bt_kv_transport transport)
-{
-    kv_rig *rig = malloc(sizeof *rig);
-    assert_non_null(rig);
-    kv_rig_setup(rig, transport);
-    *state = rig;
-    return 0;
-}
-
-static int set_up_shm(void **state)
-{
-    return set_up(state, SHM);
-}
-
-static int set_up_tcp(void **state)
-{
-    return set_up(state, TCP);
-}
-
-static int tear_down(void **state)
-{
-    kv_rig_destroy(*state);
-    free(*state);
-    return 0;
-}
-
 /* Over loopback there is no socket to play on: session_test and mutation_test do. */
-#define ON_RIG(test)                                                                               \
-    {#test "/shm", test, set_up_shm, tear_down, NULL},                                             \
-    {                                                                                              \
-#test "/tcp", test, set_up_tcp, tear_down, NULL                                            \
-    }
+#define ON_RIG(test) KV_RIG_TEST(test, shm), KV_RIG_TEST(test, tcp)
 #define CASE_ON(test, transport)                                                                   \
     {                                                                                              \
 #test "/" #transport, test, NULL, NULL, (void *)(uintptr_t)&transport                      \

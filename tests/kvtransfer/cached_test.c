@@ -6,7 +6,6 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -194,56 +193,18 @@ static void another_numerics_id_is_refused(void **state)
     kv_rig_expect_untouched(rig);
 }
 
-static int set_up(void **state, bt_kv_transport transport)
-{
-    kv_rig *rig = malloc(sizeof *rig);
-    assert_non_null(rig);
-    kv_rig_setup(rig, transport);
-    *state = rig;
-    return 0;
-}
-
-static int set_up_shm(void **state)
-{
-    return set_up(state, BT_KV_TRANSPORT_SHM);
-}
-
-static int set_up_tcp(void **state)
-{
-    return set_up(state, BT_KV_TRANSPORT_TCP);
-}
-
-static int set_up_loopback(void **state)
-{
-    return set_up(state, BT_KV_TRANSPORT_LOOPBACK);
-}
-
-static int tear_down(void **state)
-{
-    kv_rig_destroy(*state);
-    free(*state);
-    return 0;
-}
-
-#define ON_ALL(test)                                                                               \
-    {#test "/shm", test, set_up_shm, tear_down, NULL},                                             \
-        {#test "/tcp", test, set_up_tcp, tear_down, NULL},                                         \
-    {                                                                                              \
-#test "/loopback", test, set_up_loopback, tear_down, NULL                                  \
-    }
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ON_ALL(the_leading_blocks_that_are_held_move),
-        ON_ALL(the_longest_pull_arrives_whole),
-        ON_ALL(unknown_blocks_are_refused_at_once),
-        ON_ALL(a_source_that_hands_nothing_on_says_so),
-        ON_ALL(an_owner_that_never_answers_costs_no_more_than_the_deadline),
-        ON_ALL(an_offer_after_the_sink_cancelled_ends_with_its_lease),
-        ON_ALL(a_cancel_while_parts_move_releases_the_blocks),
-        ON_ALL(what_is_offered_by_name_is_not_pulled_by_identity),
-        ON_ALL(another_numerics_id_is_refused),
+        KV_RIG_ON_ALL(the_leading_blocks_that_are_held_move),
+        KV_RIG_ON_ALL(the_longest_pull_arrives_whole),
+        KV_RIG_ON_ALL(unknown_blocks_are_refused_at_once),
+        KV_RIG_ON_ALL(a_source_that_hands_nothing_on_says_so),
+        KV_RIG_ON_ALL(an_owner_that_never_answers_costs_no_more_than_the_deadline),
+        KV_RIG_ON_ALL(an_offer_after_the_sink_cancelled_ends_with_its_lease),
+        KV_RIG_ON_ALL(a_cancel_while_parts_move_releases_the_blocks),
+        KV_RIG_ON_ALL(what_is_offered_by_name_is_not_pulled_by_identity),
+        KV_RIG_ON_ALL(another_numerics_id_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,7 +7,6 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -557,44 +556,6 @@ static const bt_kv_transport SHM = BT_KV_TRANSPORT_SHM;
 static const bt_kv_transport TCP = BT_KV_TRANSPORT_TCP;
 static const bt_kv_transport LOOPBACK = BT_KV_TRANSPORT_LOOPBACK;
 
-static int set_up(void **state, bt_kv_transport transport)
-{
-    kv_rig *rig = malloc(sizeof *rig);
-    assert_non_null(rig);
-    kv_rig_setup(rig, transport);
-    *state = rig;
-    return 0;
-}
-
-static int set_up_shm(void **state)
-{
-    return set_up(state, SHM);
-}
-
-static int set_up_tcp(void **state)
-{
-    return set_up(state, TCP);
-}
-
-static int set_up_loopback(void **state)
-{
-    return set_up(state, LOOPBACK);
-}
-
-static int tear_down(void **state)
-{
-    kv_rig_destroy(*state);
-    free(*state);
-    return 0;
-}
-
-#define ON_ALL(test)                                                                               \
-    {#test "/shm", test, set_up_shm, tear_down, NULL},                                             \
-        {#test "/tcp", test, set_up_tcp, tear_down, NULL},                                         \
-    {                                                                                              \
-#test "/loopback", test, set_up_loopback, tear_down, NULL                                  \
-    }
-
 #define CASES_ON_ALL(test)                                                                         \
     {#test "/shm", test, NULL, NULL, (void *)(uintptr_t)&SHM},                                     \
         {#test "/tcp", test, NULL, NULL, (void *)(uintptr_t)&TCP},                                 \
@@ -612,17 +573,17 @@ int main(void)
         CASES_ON_ALL(a_slow_answer_to_a_revoke_holds_that_transfer_alone),
         CASES_ON_ALL(a_sink_that_stops_for_good_holds_blocks_for_a_lease),
         CASES_ON_ALL(a_pull_that_crosses_a_cancel_is_answered),
-        ON_ALL(a_part_that_stays_wrong_fails_the_transfer),
-        ON_ALL(a_part_that_was_wrong_once_is_asked_for_again),
-        ON_ALL(an_offer_that_nobody_links_expires),
-        ON_ALL(blocks_of_other_numerics_are_told_apart),
-        {"names_are_advertised_as_numbers", names_are_advertised_as_numbers, set_up_tcp, tear_down,
-         NULL},
-        ON_ALL(a_queued_pull_keeps_the_lease_alive),
-        ON_ALL(deadlines_strike_on_each_side_alone),
-        ON_ALL(a_source_that_goes_down_fails_its_pulls_at_once),
-        ON_ALL(a_sink_that_goes_down_releases_its_blocks),
-        ON_ALL(late_data_never_reaches_blocks_that_were_given_on),
+        KV_RIG_ON_ALL(a_part_that_stays_wrong_fails_the_transfer),
+        KV_RIG_ON_ALL(a_part_that_was_wrong_once_is_asked_for_again),
+        KV_RIG_ON_ALL(an_offer_that_nobody_links_expires),
+        KV_RIG_ON_ALL(blocks_of_other_numerics_are_told_apart),
+        {"names_are_advertised_as_numbers", names_are_advertised_as_numbers, kv_rig_setup_tcp,
+         kv_rig_teardown, NULL},
+        KV_RIG_ON_ALL(a_queued_pull_keeps_the_lease_alive),
+        KV_RIG_ON_ALL(deadlines_strike_on_each_side_alone),
+        KV_RIG_ON_ALL(a_source_that_goes_down_fails_its_pulls_at_once),
+        KV_RIG_ON_ALL(a_sink_that_goes_down_releases_its_blocks),
+        KV_RIG_ON_ALL(late_data_never_reaches_blocks_that_were_given_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

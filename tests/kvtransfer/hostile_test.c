@@ -605,23 +605,7 @@ static void names_of_transports_go_both_ways(void **state)
     assert_false(bt_kv_transport_parse("rdma", &transport));
 }
 
-static int set_up(void **state)
-{
-    kv_rig *rig = malloc(sizeof *rig);
-    assert_non_null(rig);
-    kv_rig_setup(rig, BT_KV_TRANSPORT_TCP);
-    *state = rig;
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    kv_rig_destroy(*state);
-    free(*state);
-    return 0;
-}
-
-#define ON_RIG(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+#define ON_RIG(test) cmocka_unit_test_setup_teardown(test, kv_rig_setup_tcp, kv_rig_teardown)
 
 int main(void)
 {

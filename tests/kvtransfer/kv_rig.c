@@ -281,6 +281,37 @@ void kv_rig_destroy(kv_rig *rig)
     assert_int_equal(count_fds(), rig->n_fds);
 }
 
+static int set_up(void **state, bt_kv_transport transport)
+{
+    kv_rig *rig = malloc(sizeof *rig);
+    assert_non_null(rig);
+    kv_rig_setup(rig, transport);
+    *state = rig;
+    return 0;
+}
+
+int kv_rig_setup_shm(void **state)
+{
+    return set_up(state, BT_KV_TRANSPORT_SHM);
+}
+
+int kv_rig_setup_tcp(void **state)
+{
+    return set_up(state, BT_KV_TRANSPORT_TCP);
+}
+
+int kv_rig_setup_loopback(void **state)
+{
+    return set_up(state, BT_KV_TRANSPORT_LOOPBACK);
+}
+
+int kv_rig_teardown(void **state)
+{
+    kv_rig_destroy(*state);
+    free(*state);
+    return 0;
+}
+
 bt_kv_transfer kv_rig_name(uint32_t i)
 {
     return (bt_kv_transfer){.request = {.hi = 0xABCD, .lo = i}, .attempt = 3};

@@ -74,6 +74,20 @@ void kv_rig_destroy(kv_rig *rig);
 /* create + both. */
 void kv_rig_setup(kv_rig *rig, bt_kv_transport transport);
 
+/* The same for cmocka: state is a rig on the heap. */
+int kv_rig_setup_shm(void **state);
+int kv_rig_setup_tcp(void **state);
+int kv_rig_setup_loopback(void **state);
+int kv_rig_teardown(void **state);
+
+/* Tests of a group: over one transport, named for it; over all of them. */
+#define KV_RIG_TEST(test, transport)                                                               \
+    {                                                                                              \
+#test "/" #transport, test, kv_rig_setup_##transport, kv_rig_teardown, NULL                \
+    }
+#define KV_RIG_ON_ALL(test)                                                                        \
+    KV_RIG_TEST(test, shm), KV_RIG_TEST(test, tcp), KV_RIG_TEST(test, loopback)
+
 /* Number i names a transfer, i < RIG_TRANSFERS_MAX. */
 bt_kv_transfer kv_rig_name(uint32_t i);
 kv_rig_end *kv_rig_end_of(kv_rig *rig, uint32_t i);

@@ -355,25 +355,6 @@ static void moving_overlaps_with_computing(void **state)
     assert_true(kv_rig_run_released(rig, 1));
 }
 
-static int set_up(void **state, bt_kv_transport transport)
-{
-    kv_rig *rig = malloc(sizeof *rig);
-    assert_non_null(rig);
-    kv_rig_setup(rig, transport);
-    *state = rig;
-    return 0;
-}
-
-static int set_up_shm(void **state)
-{
-    return set_up(state, BT_KV_TRANSPORT_SHM);
-}
-
-static int set_up_tcp(void **state)
-{
-    return set_up(state, BT_KV_TRANSPORT_TCP);
-}
-
 /* The same over tcp with tags on every part. */
 static int set_up_full(void **state)
 {
@@ -387,24 +368,10 @@ static int set_up_full(void **state)
     return 0;
 }
 
-static int set_up_loopback(void **state)
-{
-    return set_up(state, BT_KV_TRANSPORT_LOOPBACK);
-}
-
-static int tear_down(void **state)
-{
-    kv_rig_destroy(*state);
-    free(*state);
-    return 0;
-}
-
 #define ON_ALL(test)                                                                               \
-    {#test "/shm", test, set_up_shm, tear_down, NULL},                                             \
-        {#test "/tcp", test, set_up_tcp, tear_down, NULL},                                         \
-        {#test "/tcp-full", test, set_up_full, tear_down, NULL},                                   \
+    KV_RIG_ON_ALL(test),                                                                           \
     {                                                                                              \
-#test "/loopback", test, set_up_loopback, tear_down, NULL                                  \
+#test "/tcp-full", test, set_up_full, kv_rig_teardown, NULL                                \
     }
 
 int main(void)
