@@ -242,17 +242,9 @@ static void too_many_requests_are_refused_at_once(void **state)
 static void a_full_worker_makes_requests_wait_by_priority(void **state)
 {
     rig *r = *state;
-    rig_start(r);
-    bt_link_hello hello = rig_hello(r, "both", BT_LINK_ROLE_BOTH);
-    hello.requests_max = 1;
-    rig_worker *w = rig_dial(r, &hello);
-    rig_wait_ready(r, true);
-    w->hold = true;
-    rig_client *first = rig_generate_text(r, "a");
-    rig_wait_runs(w, 1);
-    Baton__V1__GenerateRequest request = BATON__V1__GENERATE_REQUEST__INIT;
-    request.prompt_case = BATON__V1__GENERATE_REQUEST__PROMPT_TEXT;
-    request.text = (char[]){"low"};
+    rig_worker *w = rig_start_full(r);
+    rig_client *first = &r->clients[0];
+    Baton__V1__GenerateRequest request = rig_request("low", NULL);
     rig_client *low = rig_generate(r, &request);
     rig_wait_metric(r, "baton_router_requests_queued 1");
     request.text = (char[]){"urgent"};

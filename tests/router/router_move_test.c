@@ -137,10 +137,7 @@ static void logprobs_and_stop_strings_go_on(void **state)
     sampling.n_stop = 1;
     sampling.stop = stop;
     sampling.logprobs = 1;
-    Baton__V1__GenerateRequest request = BATON__V1__GENERATE_REQUEST__INIT;
-    request.prompt_case = BATON__V1__GENERATE_REQUEST__PROMPT_TEXT;
-    request.text = (char[]){"x"};
-    request.sampling = &sampling;
+    const Baton__V1__GenerateRequest request = rig_request("x", &sampling);
     rig_client *c = rig_generate(r, &request);
     rig_wait_tokens(c, 5);
     rig_worker *d1 = rig_add_worker(r, "d1", BT_LINK_ROLE_DECODE);

@@ -65,14 +65,6 @@ static rig_worker *start_both(rig *r)
 /* 10 s of prompts are queued there: 1,000 tokens of 10 ms. */
 static const bt_link_load ten_seconds = {.waiting_tokens = 1000, .prefill_token_ns = 10000000};
 
-static Baton__V1__GenerateRequest request_of(const char *text)
-{
-    Baton__V1__GenerateRequest request = BATON__V1__GENERATE_REQUEST__INIT;
-    request.prompt_case = BATON__V1__GENERATE_REQUEST__PROMPT_TEXT;
-    request.text = (char *)(uintptr_t)text;
-    return request;
-}
-
 /* ---------------------------------------------------------------------------- forecast ---- */
 
 static void a_wait_beyond_the_queue_time_is_refused_at_once_with_the_time_to_come_back(void **state)
@@ -104,7 +96,7 @@ static void a_target_refuses_only_those_who_ask_for_that(void **state)
     rig *r = *state;
     rig_worker *w = start_both(r);
     report(w, ten_seconds);
-    Baton__V1__GenerateRequest request = request_of("x");
+    Baton__V1__GenerateRequest request = rig_request("x", NULL);
     request.ttft_target_ms = 5000;
     rig_expect_ok(rig_generate(r, &request), REPLY);
     report(w, ten_seconds);
@@ -155,14 +147,8 @@ static void a_full_queue_tells_a_time_by_the_backlog(void **state)
 {
     rig *r = *state;
     r->options.queue_max = 1;
-    rig_start(r);
-    bt_link_hello hello = rig_hello(r, "both", BT_LINK_ROLE_BOTH);
-    hello.requests_max = 1;
-    rig_worker *w = rig_dial(r, &hello);
-    rig_wait_ready(r, true);
-    w->hold = true;
-    rig_client *a = rig_generate_text(r, "a");
-    rig_wait_runs(w, 1);
+    rig_worker *w = rig_start_full(r);
+    rig_client *a = &r->clients[0];
     rig_client *b = rig_generate_text(r, "b");
     rig_wait_metric(r, "baton_router_requests_queued 1");
     report(w, ten_seconds);
@@ -178,19 +164,13 @@ static void higher_priority_waits_only_behind_its_like(void **state)
 {
     rig *r = *state;
     r->options.queue_time_ms = 2000;
-    rig_start(r);
-    bt_link_hello hello = rig_hello(r, "both", BT_LINK_ROLE_BOTH);
-    hello.requests_max = 1;
-    rig_worker *w = rig_dial(r, &hello);
-    rig_wait_ready(r, true);
-    w->hold = true;
-    rig_client *first = rig_generate_text(r, "a");
-    rig_wait_runs(w, 1);
+    rig_worker *w = rig_start_full(r);
+    rig_client *first = &r->clients[0];
     rig_client *low = rig_generate_text(r, "twenty-four tokens here!");
     rig_wait_metric(r, "baton_router_requests_queued 1");
     report(w, (bt_link_load){.prefill_token_ns = 100000000});
     rig_expect_error(rig_generate_text(r, "x"), BT_RPC_RESOURCE_EXHAUSTED, "the wait would be");
-    Baton__V1__GenerateRequest request = request_of("urgent");
+    Baton__V1__GenerateRequest request = rig_request("urgent", NULL);
     request.priority = 100;
     rig_client *high = rig_generate(r, &request);
     rig_wait_metric(r, "baton_router_requests_queued 2");
@@ -262,7 +242,7 @@ static void a_strict_target_of_one_request_holds_back_the_others(void **state)
 {
     rig *r = *state;
     rig_worker *d = start_two_places(r);
-    Baton__V1__GenerateRequest request = request_of("a");
+    Baton__V1__GenerateRequest request = rig_request("a", NULL);
     request.tpot_target_ms = 40;
     request.refuse_late = 1;
     rig_client *a = rig_generate(r, &request);
@@ -401,7 +381,7 @@ static void a_target_is_the_longest_wait_in_the_queue(void **state)
 {
     rig *r = *state;
     rig_start(r);
-    Baton__V1__GenerateRequest request = request_of("a");
+    Baton__V1__GenerateRequest request = rig_request("a", NULL);
     request.ttft_target_ms = 7000;
     request.refuse_late = 1;
     rig_client *c = rig_generate(r, &request);
@@ -477,18 +457,12 @@ static void streams_of_one_moment_that_fit_nobody_wait_side_by_side(void **state
 static void waiting_makes_up_for_priority(void **state)
 {
     rig *r = *state;
-    rig_start(r);
-    bt_link_hello hello = rig_hello(r, "both", BT_LINK_ROLE_BOTH);
-    hello.requests_max = 1;
-    rig_worker *w = rig_dial(r, &hello);
-    rig_wait_ready(r, true);
-    w->hold = true;
-    rig_client *first = rig_generate_text(r, "a");
-    rig_wait_runs(w, 1);
+    rig_worker *w = rig_start_full(r);
+    rig_client *first = &r->clients[0];
     rig_client *old = rig_generate_text(r, "old");
     rig_wait_metric(r, "baton_router_requests_queued 1");
     bt_fake_clock_advance(r->clock, 6 * second_ns);
-    Baton__V1__GenerateRequest request = request_of("urgent");
+    Baton__V1__GenerateRequest request = rig_request("urgent", NULL);
     request.priority = 5;
     rig_client *urgent = rig_generate(r, &request);
     rig_wait_metric(r, "baton_router_requests_queued 2");

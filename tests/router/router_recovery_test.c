@@ -17,15 +17,6 @@
 
 enum { N_REPLY = sizeof REPLY }; /* tokens: its bytes and the end of text */
 
-static Baton__V1__GenerateRequest text_request(const char *prompt, Baton__V1__Sampling *sampling)
-{
-    Baton__V1__GenerateRequest request = BATON__V1__GENERATE_REQUEST__INIT;
-    request.prompt_case = BATON__V1__GENERATE_REQUEST__PROMPT_TEXT;
-    request.text = (char *)(uintptr_t)prompt;
-    request.sampling = sampling;
-    return request;
-}
-
 /* Workers 0 (prefill) and 1 (decode). */
 static rig *start_split(void **state)
 {
@@ -97,7 +88,7 @@ static void what_broke_off_behind_its_last_token_is_complete(void **state)
     Baton__V1__Sampling sampling = BATON__V1__SAMPLING__INIT;
     sampling.max_tokens_presence_case = BATON__V1__SAMPLING__MAX_TOKENS_PRESENCE_MAX_TOKENS;
     sampling.max_tokens = 5;
-    Baton__V1__GenerateRequest request = text_request("x", &sampling);
+    Baton__V1__GenerateRequest request = rig_request("x", &sampling);
     rig_client *limited = rig_generate(r, &request);
     rig_wait_tokens(limited, 5);
     rig_kill(d);
@@ -172,7 +163,7 @@ static void logprobs_go_on(void **state)
     Baton__V1__Sampling sampling = BATON__V1__SAMPLING__INIT;
     sampling.logprobs = 1;
     sampling.n_top_logprobs = 3;
-    Baton__V1__GenerateRequest request = text_request("x", &sampling);
+    Baton__V1__GenerateRequest request = rig_request("x", &sampling);
     rig_client *c = rig_generate(r, &request);
     rig_wait_tokens(c, 5);
     rig_worker *d1 = rig_add_worker(r, "d1", BT_LINK_ROLE_DECODE);
@@ -193,7 +184,7 @@ static void a_stop_string_is_found_across_the_seam(void **state)
     Baton__V1__Sampling sampling = BATON__V1__SAMPLING__INIT;
     sampling.n_stop = 1;
     sampling.stop = stop;
-    Baton__V1__GenerateRequest request = text_request("x", &sampling);
+    Baton__V1__GenerateRequest request = rig_request("x", &sampling);
     rig_client *c = rig_generate(r, &request);
     rig_wait_tokens(c, 5);
     (void)rig_add_worker(r, "d1", BT_LINK_ROLE_DECODE);
@@ -209,7 +200,7 @@ static void max_tokens_counts_all_attempts(void **state)
     Baton__V1__Sampling sampling = BATON__V1__SAMPLING__INIT;
     sampling.max_tokens_presence_case = BATON__V1__SAMPLING__MAX_TOKENS_PRESENCE_MAX_TOKENS;
     sampling.max_tokens = 7;
-    Baton__V1__GenerateRequest request = text_request("x", &sampling);
+    Baton__V1__GenerateRequest request = rig_request("x", &sampling);
     rig_client *c = rig_generate(r, &request);
     rig_wait_tokens(c, 4);
     rig_worker *d1 = rig_add_worker(r, "d1", BT_LINK_ROLE_DECODE);
@@ -269,7 +260,7 @@ static Baton__V1__GenerateRequest echo_request(Baton__V1__Sampling *sampling)
     *sampling = (Baton__V1__Sampling)BATON__V1__SAMPLING__INIT;
     sampling->logprobs = 1;
     sampling->echo = 1;
-    return text_request("prompt", sampling);
+    return rig_request("prompt", sampling);
 }
 
 static void the_prompt_is_not_echoed_again(void **state)

@@ -697,11 +697,18 @@ rig_client *rig_generate(rig *r, const Baton__V1__GenerateRequest *request)
     return rig_call(r, "/baton.v1.Generation/Generate", &request->base, NULL, 0, 0);
 }
 
-rig_client *rig_generate_text(rig *r, const char *prompt)
+Baton__V1__GenerateRequest rig_request(const char *prompt, Baton__V1__Sampling *sampling)
 {
     Baton__V1__GenerateRequest request = BATON__V1__GENERATE_REQUEST__INIT;
     request.prompt_case = BATON__V1__GENERATE_REQUEST__PROMPT_TEXT;
     request.text = (char *)(uintptr_t)prompt;
+    request.sampling = sampling;
+    return request;
+}
+
+rig_client *rig_generate_text(rig *r, const char *prompt)
+{
+    const Baton__V1__GenerateRequest request = rig_request(prompt, NULL);
     return rig_generate(r, &request);
 }
 
@@ -783,6 +790,19 @@ void rig_start(rig *r)
     snprintf(address, sizeof address, "127.0.0.1:%d", bt_router_client_port(r->router));
     const bt_rpc_channel_options options = {.address = address};
     assert_int_equal(bt_rpc_channel_create(r->rpc, &options, &r->channel), BT_OK);
+}
+
+rig_worker *rig_start_full(rig *r)
+{
+    rig_start(r);
+    bt_link_hello hello = rig_hello(r, "both", BT_LINK_ROLE_BOTH);
+    hello.requests_max = 1;
+    rig_worker *w = rig_dial(r, &hello);
+    rig_wait_ready(r, true);
+    w->hold = true;
+    (void)rig_generate_text(r, "a");
+    rig_wait_runs(w, 1);
+    return w;
 }
 
 static void on_stopped(void *ctx)

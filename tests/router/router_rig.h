@@ -158,6 +158,9 @@ void rig_pass(rig *r, int64_t ns);
 void rig_start(rig *r);
 void rig_stop_router(rig *r, uint64_t grace_ms);
 
+/* Starts it with a worker that has one place, which r->clients[0] keeps until rig_resume(). */
+rig_worker *rig_start_full(rig *r);
+
 /* A hello that this router accepts; a worker with it, attached (and ready at the router). */
 bt_link_hello rig_hello(const rig *r, const char *name, bt_link_role role);
 rig_worker *rig_add_worker(rig *r, const char *name, bt_link_role role);
@@ -205,6 +208,9 @@ void rig_wait_metric(rig *r, const char *line);
 
 /* Runs the loop for a while, to show that something does not happen. */
 void rig_idle(rig *r);
+
+/* A request for this text; `sampling` may be NULL. Both are borrowed. */
+Baton__V1__GenerateRequest rig_request(const char *prompt, Baton__V1__Sampling *sampling);
 
 /* Starts a call; `meta` may be NULL. */
 rig_client *rig_call(rig *r, const char *path, const ProtobufCMessage *message,

@@ -18,15 +18,6 @@
 
 static const int64_t second_ns = 1000000000;
 
-static Baton__V1__GenerateRequest text_request(const char *prompt, Baton__V1__Sampling *sampling)
-{
-    Baton__V1__GenerateRequest request = BATON__V1__GENERATE_REQUEST__INIT;
-    request.prompt_case = BATON__V1__GENERATE_REQUEST__PROMPT_TEXT;
-    request.text = (char *)(uintptr_t)prompt;
-    request.sampling = sampling;
-    return request;
-}
-
 static Baton__V1__Sampling sampling_of(uint32_t max_tokens)
 {
     Baton__V1__Sampling sampling = BATON__V1__SAMPLING__INIT;
@@ -128,7 +119,7 @@ static void max_tokens_end_a_reply_by_length(void **state)
 {
     rig *r = start_split(state);
     Baton__V1__Sampling sampling = sampling_of(5);
-    const Baton__V1__GenerateRequest request = text_request("abc", &sampling);
+    const Baton__V1__GenerateRequest request = rig_request("abc", &sampling);
     rig_client *c = rig_generate(r, &request);
     rig_expect_ok(c, "Hello");
     assert_int_equal(c->last->finish->reason, BATON__V1__FINISH_REASON__FINISH_REASON_LENGTH);
@@ -139,7 +130,7 @@ static void a_single_token_needs_no_decode_worker(void **state)
 {
     rig *r = start_split(state);
     Baton__V1__Sampling sampling = sampling_of(1);
-    const Baton__V1__GenerateRequest request = text_request("abc", &sampling);
+    const Baton__V1__GenerateRequest request = rig_request("abc", &sampling);
     rig_expect_ok(rig_generate(r, &request), "H");
     assert_int_equal(r->workers[0].n_runs, 1);
     assert_false(r->workers[0].runs[0].has_peer);
@@ -182,7 +173,7 @@ static void a_given_seed_is_used_and_a_missing_one_drawn(void **state)
     Baton__V1__Sampling sampling = sampling_of(3);
     sampling.seed_presence_case = BATON__V1__SAMPLING__SEED_PRESENCE_SEED;
     sampling.seed = 0;
-    const Baton__V1__GenerateRequest request = text_request("abc", &sampling);
+    const Baton__V1__GenerateRequest request = rig_request("abc", &sampling);
     rig_client *c = rig_generate(r, &request);
     rig_expect_ok(c, "Hel");
     assert_int_equal(c->seed, 0);
@@ -197,7 +188,7 @@ static void a_given_seed_is_used_and_a_missing_one_drawn(void **state)
 static void a_request_id_is_echoed_or_made(void **state)
 {
     rig *r = start_split(state);
-    const Baton__V1__GenerateRequest request = text_request("abc", NULL);
+    const Baton__V1__GenerateRequest request = rig_request("abc", NULL);
     const bt_rpc_meta meta = {.key = "x-request-id", .value = "my-request.1"};
     rig_client *c = rig_call(r, "/baton.v1.Generation/Generate", &request.base, &meta, 1, 0);
     rig_expect_ok(c, REPLY);
@@ -220,7 +211,7 @@ static void a_stop_string_ends_the_reply_on_every_worker(void **state)
     Baton__V1__Sampling sampling = BATON__V1__SAMPLING__INIT;
     sampling.n_stop = 2;
     sampling.stop = stop;
-    const Baton__V1__GenerateRequest request = text_request("abc", &sampling);
+    const Baton__V1__GenerateRequest request = rig_request("abc", &sampling);
     rig_client *c = rig_generate(r, &request);
     rig_expect_ok(c, "Hello, ");
     assert_int_equal(c->last->finish->stopped_by_case, BATON__V1__FINISH__STOPPED_BY_STOP);
@@ -237,7 +228,7 @@ static void an_echoed_prompt_comes_first(void **state)
     rig *r = start_split(state);
     Baton__V1__Sampling sampling = sampling_of(2);
     sampling.echo = 1;
-    const Baton__V1__GenerateRequest request = text_request("the prompt", &sampling);
+    const Baton__V1__GenerateRequest request = rig_request("the prompt", &sampling);
     rig_client *c = rig_generate(r, &request);
     rig_expect_ok(c, "He");
     assert_int_equal(c->prompt_text.len, 10);
@@ -255,7 +246,7 @@ static void a_scored_prompt_comes_from_the_prefill_worker(void **state)
     sampling.n_top_logprobs = 3;
     r->workers[0].n_top = 3;
     r->workers[1].n_top = 3;
-    const Baton__V1__GenerateRequest request = text_request("the prompt", &sampling);
+    const Baton__V1__GenerateRequest request = rig_request("the prompt", &sampling);
     rig_client *c = rig_generate(r, &request);
     rig_expect_ok(c, "He");
     assert_int_equal(c->prompt_ids.n, 10);
@@ -317,7 +308,7 @@ static void a_deadline_stops_on_all_workers(void **state)
     rig_expect_error(c, BT_RPC_DEADLINE_EXCEEDED, "and 3 generated tokens");
     assert_true(r->workers[0].runs[0].deadline_left_ns <= 5 * second_ns / 2);
     /* A client's own deadline, shorter than the router's. */
-    const Baton__V1__GenerateRequest request = text_request("abc", NULL);
+    const Baton__V1__GenerateRequest request = rig_request("abc", NULL);
     c = rig_call(r, "/baton.v1.Generation/Generate", &request.base, NULL, 0, 2 * second_ns);
     rig_wait_tokens(c, 3);
     rig_pass(r, 2 * second_ns);
@@ -340,7 +331,7 @@ static rig_client *start_long_reply(rig *r, uint32_t n_tokens, char **reply)
     Baton__V1__Sampling sampling = BATON__V1__SAMPLING__INIT;
     sampling.logprobs = 1;
     sampling.n_top_logprobs = 20;
-    const Baton__V1__GenerateRequest request = text_request("abc", &sampling);
+    const Baton__V1__GenerateRequest request = rig_request("abc", &sampling);
     rig_client *c = rig_generate(r, &request);
     rig_wait_tokens(c, 1);
     c->hold = true; /* one more message comes, then the client asks for none */
@@ -493,7 +484,7 @@ static void chat_and_token_ids_are_prompts_too(void **state)
 static void a_cache_salt_changes_the_chain(void **state)
 {
     rig *r = start_split(state);
-    Baton__V1__GenerateRequest request = text_request("abc", NULL);
+    Baton__V1__GenerateRequest request = rig_request("abc", NULL);
     rig_expect_ok(rig_generate(r, &request), REPLY);
     rig_expect_ok(rig_generate(r, &request), REPLY);
     request.cache_salt = (char[]){"tenant"};
