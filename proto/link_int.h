@@ -112,7 +112,8 @@ bt_link_open_run *bt_link_runs_find(bt_link_runs *runs, bt_request_id id, uint32
 bool bt_link_runs_open(bt_link_runs *runs, bt_request_id id, uint32_t attempt, uint32_t router);
 void bt_link_runs_close(bt_link_runs *runs, bt_link_open_run *run);
 
-/* ---- out: each adds one event; false as bt_link_outbox_add ---- */
+/* ---- link_events.c and link_commands.c, out: each adds one of them; false as
+ * bt_link_outbox_add() ---- */
 bool bt_link_put_hello(bt_link_outbox *outbox, const bt_link_hello *hello,
                        const uint8_t nonce[BT_PROOF_NONCE_BYTES]);
 bool bt_link_put_proof(bt_link_outbox *outbox, const uint8_t proof[BT_PROOF_BYTES]);
@@ -143,7 +144,8 @@ bool bt_link_put_drain(bt_link_outbox *outbox);
 bool bt_link_put_fetch(bt_link_outbox *outbox, const bt_link_fetch *fetch);
 bool bt_link_put_leave(bt_link_outbox *outbox);
 
-/* ---- in: false: the message makes no sense. Results point into the message. ---- */
+/* ---- link_events.c and link_commands.c, in: false: the message makes no sense. Results point
+ * into the message. ---- */
 /* `nonce` is filled when the version is ours. */
 bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out,
                        uint8_t nonce[BT_PROOF_NONCE_BYTES]);
