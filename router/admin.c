@@ -2,7 +2,9 @@
 /* The operator's door (proto/admin.proto), on the attach server. A call is one message and one
  * answer:
  *
- *   handler: token right? --> message --> answer() --> on_done: freed */
+ *   handler: token right? --> message --> answer --> on_done: freed
+ *
+ * Explain, whose answer takes a while, is in admin_explain.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,16 +17,11 @@
 
 enum { REPLY_BYTES = 64 };
 
-typedef struct admin_call admin_call;
-
-typedef void (*answer_fn)(admin_call *call, const uint8_t *data, size_t len);
-
-struct admin_call {
+typedef struct drain_call {
     bt_router *router;
     bt_rpc_call *call;
-    answer_fn answer;
     bool asked;
-};
+} drain_call;
 
 /* ------------------------------------------------------------------------------ drain ---- */
 
@@ -51,7 +48,7 @@ static void begin_drain(bt_router *router, bt_router_worker *worker)
     bt_router_hand_over(router, worker);
 }
 
-static void answer_drain(admin_call *call, const uint8_t *data, size_t len)
+static void answer_drain(drain_call *call, const uint8_t *data, size_t len)
 {
     Baton__Admin__V1__DrainRequest *request =
         baton__admin__v1__drain_request__unpack(NULL, len, data);
@@ -84,17 +81,15 @@ static void answer_drain(admin_call *call, const uint8_t *data, size_t len)
     bt_rpc_call_finish(call->call, BT_RPC_OK, "", NULL, 0);
 }
 
-/* ------------------------------------------------------------------------------ calls ---- */
-
 static void on_message(bt_rpc_call *rpc_call, const uint8_t *data, size_t len, bool end, void *ctx)
 {
-    admin_call *call = ctx;
+    drain_call *call = ctx;
     if (end && !call->asked) {
         bt_rpc_call_finish(rpc_call, BT_RPC_INVALID_ARGUMENT, "no request came", NULL, 0);
     }
     if (!end && !call->asked) {
         call->asked = true;
-        call->answer(call, data, len);
+        answer_drain(call, data, len);
     }
 }
 
@@ -108,6 +103,8 @@ static void on_done(bt_rpc_call *rpc_call, bt_rpc_code code, const char *message
 
 static const bt_rpc_callbacks callbacks = {.on_message = on_message, .on_done = on_done};
 
+/* ------------------------------------------------------------------------------ calls ---- */
+
 static bool let_in(const bt_router *router, bt_rpc_call *call)
 {
     const bool may = bt_router_is_operator(router, call);
@@ -120,24 +117,20 @@ static bool let_in(const bt_router *router, bt_rpc_call *call)
     return may;
 }
 
-static void begin(bt_router *router, bt_rpc_call *rpc_call, answer_fn answer)
+static void on_drain(bt_rpc_call *rpc_call, void *ctx)
 {
+    bt_router *router = ctx;
     if (!let_in(router, rpc_call)) {
         return;
     }
-    admin_call *call = calloc(1, sizeof *call);
+    drain_call *call = calloc(1, sizeof *call);
     if (call == NULL) {
         bt_rpc_call_finish(rpc_call, BT_RPC_RESOURCE_EXHAUSTED, "out of memory", NULL, 0);
         return;
     }
-    *call = (admin_call){.router = router, .call = rpc_call, .answer = answer};
+    *call = (drain_call){.router = router, .call = rpc_call};
     bt_rpc_call_accept(rpc_call, &callbacks, call);
     bt_rpc_call_recv(rpc_call);
-}
-
-static void on_drain(bt_rpc_call *rpc_call, void *ctx)
-{
-    begin(ctx, rpc_call, answer_drain);
 }
 
 static void on_explain(bt_rpc_call *rpc_call, void *ctx)
