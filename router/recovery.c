@@ -142,7 +142,15 @@ static bool complete_if_over(bt_router_request *request)
     return true;
 }
 
-/* A leg ended badly (its own report, or its worker is lost); it is unbound already. */
+/* The prefill worker is gone behind the first token: D has the KV already, or will say that it has
+ * not. */
+static bool is_left_to_decode(const bt_router_request *request, int leg_idx)
+{
+    return leg_idx == BT_ROUTER_LEG_P && request->legs[BT_ROUTER_LEG_D].open &&
+           bt_router_request_count_output(request) > request->n_resumed &&
+           !bt_router_reply_lacks_prompt(request->reply);
+}
+
 void bt_router_leg_failed(bt_router_request *request, int leg_idx, bt_status status,
                           const char *text, bool is_lost)
 {
@@ -154,7 +162,6 @@ void bt_router_leg_failed(bt_router_request *request, int leg_idx, bt_status sta
               request->state == BT_ROUTER_REQUEST_DECODING);
     const bt_router_leg *leg = &request->legs[leg_idx];
     const bt_router_leg *p = &request->legs[BT_ROUTER_LEG_P];
-    const bt_router_leg *d = &request->legs[BT_ROUTER_LEG_D];
     const uint32_t n_output = bt_router_request_count_output(request);
     request->last_failure_status =
         bt_error_set(&request->last_failure, status, "%s worker '%s': %.160s",
@@ -163,11 +170,7 @@ void bt_router_leg_failed(bt_router_request *request, int leg_idx, bt_status sta
         bt_router_request_fail(request, status, "%s", text);
         return;
     }
-    if (leg_idx == BT_ROUTER_LEG_P && n_output > request->n_resumed && d->open &&
-        !bt_router_reply_lacks_prompt(request->reply)) {
-        return; /* D has the KV already, or will say that it has not */
-    }
-    if (complete_if_over(request)) {
+    if (is_left_to_decode(request, leg_idx) || complete_if_over(request)) {
         return;
     }
     const bt_router_leg *from = &request->legs[BT_ROUTER_LEG_FROM];
@@ -189,12 +192,7 @@ void bt_router_leg_refused(bt_router_request *request, int leg_idx, const char *
         bt_router_request_check_ending(request);
         return;
     }
-    const bool has_token = bt_router_request_count_output(request) > request->n_resumed;
-    if (leg_idx == BT_ROUTER_LEG_P && has_token && request->legs[BT_ROUTER_LEG_D].open &&
-        !bt_router_reply_lacks_prompt(request->reply)) {
-        return; /* D has the KV already, or will say that it has not */
-    }
-    if (!complete_if_over(request)) {
+    if (!is_left_to_decode(request, leg_idx) && !complete_if_over(request)) {
         bt_router_request_replace(request, text);
     }
 }
