@@ -272,8 +272,7 @@ static void note_asked(bt_router_request *request)
 
 void bt_router_note_used(const bt_router_request *request)
 {
-    uint32_t n_output;
-    (void)bt_router_reply_tokens(request->reply, &n_output);
+    const uint32_t n_output = bt_router_request_count_output(request);
     if (n_output > 0) {
         bt_router_usage *usage = &request->router->usage[request->model_idx];
         usage->share = blend(usage->share, (double)n_output / request->sampling.max_tokens);

@@ -202,8 +202,7 @@ static void on_queue_deadline(bt_router_request *request, int64_t now_ns)
     const bt_status status = bt_router_describe_shortage(request->router, request->model_idx, &why);
     const int64_t waited_ms = (now_ns - request->queued_ns) / ms_ns;
     bt_router_note_wait(request, now_ns - request->received_ns);
-    uint32_t n_output = 0;
-    (void)bt_router_reply_tokens(request->reply, &n_output);
+    const uint32_t n_output = bt_router_request_count_output(request);
     if (n_output > 0) {
         bt_router_request_fail(request, BT_EPEER,
                                "the reply broke off after %" PRIu32 " tokens, and no worker could "
@@ -287,8 +286,7 @@ void bt_router_request_on_timer(void *ctx)
         break;
     }
     if (now_ns >= request->deadline_ns) {
-        uint32_t n_tokens = 0;
-        (void)bt_router_reply_tokens(request->reply, &n_tokens);
+        const uint32_t n_tokens = bt_router_request_count_output(request);
         bt_router_request_fail(request, BT_EDEADLINE,
                                "the deadline passed after %" PRId64 " ms and %" PRIu32
                                " generated tokens",
