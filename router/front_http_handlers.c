@@ -39,6 +39,15 @@ static void respond_error(bt_http_request *request, unsigned http_code, const ch
     respond_json(request, http_code, &w);
 }
 
+/* What such a failure is over HTTP. */
+static void respond_failure(bt_http_request *request, bt_status status,
+                            const bt_router_http_error *err)
+{
+    const char *code;
+    const unsigned http_code = bt_router_http_code_of(status, &code);
+    respond_error(request, http_code, code, err);
+}
+
 /* On BT_OK *client says who it is, if anybody is asked. */
 static bt_status check_key(bt_router_front_http *front, bt_http_request *request,
                            bt_keys_client *client, bt_error *err)
@@ -62,10 +71,8 @@ static void gate(bt_http_request *request, void *ctx)
         return;
     }
     atomic_fetch_add_explicit(&front->n_strangers, 1, memory_order_relaxed);
-    const char *code;
-    const unsigned http_code = bt_router_http_code_of(status, &code);
     bt_http_respond_header(request, "WWW-Authenticate", "Bearer");
-    respond_error(request, http_code, code, &err);
+    respond_failure(request, status, &err);
 }
 
 static void refuse(bt_http_request *request, unsigned http_code, const char *text, void *ctx)
@@ -112,9 +119,7 @@ static void on_model(bt_http_request *request, void *ctx)
     bt_router_http_error err = {.param = "model"};
     const bt_status status = bt_router_models_find(front->router->models, name, &idx, &err.text);
     if (status != BT_OK) {
-        const char *code;
-        const unsigned http_code = bt_router_http_code_of(status, &code);
-        respond_error(request, http_code, code, &err);
+        respond_failure(request, status, &err);
         return;
     }
     bt_json_writer w;
@@ -171,15 +176,13 @@ static void on_generate(bt_http_request *request, bt_router_front_http *front, b
         }
     }
     if (status != BT_OK) {
-        const char *code;
-        const unsigned http_code = bt_router_http_code_of(status, &code);
         if (status == BT_ENOMEM) {
             (void)bt_error_set(&err.text, status, "the router is out of memory");
         }
         if (call != NULL) {
             bt_router_http_call_free(call);
         }
-        respond_error(request, http_code, code, &err);
+        respond_failure(request, status, &err);
     }
 }
 
