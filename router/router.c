@@ -311,6 +311,12 @@ static bool is_given(const char *text)
     return text != NULL && text[0] != '\0';
 }
 
+/* `tls` if any of it is given, else NULL: plain text. */
+static const bt_rpc_tls *wanted_tls(const bt_rpc_tls *tls)
+{
+    return is_given(tls->cert) || is_given(tls->key) || is_given(tls->ca) ? tls : NULL;
+}
+
 static bt_status create_client_side(bt_router *router, bt_error *err)
 {
     const bt_rpc_tls tls = {
@@ -318,12 +324,11 @@ static bt_status create_client_side(bt_router *router, bt_error *err)
         .key = router->options.tls_key,
         .ca = router->options.tls_client_ca,
     };
-    const bool has_tls = is_given(tls.cert) || is_given(tls.key) || is_given(tls.ca);
     const bt_rpc_server_options options = {
         .address = router->options.client_address,
         .message_bytes_max = router->options.request_bytes_max,
         .idle_ms = CLIENT_IDLE_MS,
-        .tls = has_tls ? &tls : NULL,
+        .tls = wanted_tls(&tls),
         .guard = router->options.keys != NULL ? bt_router_guard : NULL,
         .guard_ctx = router,
     };
@@ -348,11 +353,10 @@ static bt_status create_attach_side(bt_router *router, bt_error *err)
         .key = router->options.attach_tls_key,
         .ca = router->options.attach_tls_client_ca,
     };
-    const bool has_tls = is_given(tls.cert) || is_given(tls.key) || is_given(tls.ca);
     const bt_rpc_server_options server_options = {
         .address = router->options.attach_address,
         .message_bytes_max = 16 << 20, /* twice what a worker sends at most */
-        .tls = has_tls ? &tls : NULL,
+        .tls = wanted_tls(&tls),
     };
     bt_status status =
         bt_rpc_server_create(router->rpc, &server_options, &router->attach_server, err);
