@@ -31,13 +31,11 @@
 #include <string.h>
 
 #include "common/check.h"
-#include "common/clock.h"
 #include "common/log.h"
 #include "router/router_int.h"
 
 enum { MOVES_PER_WORKER = 8 }; /* at a time: the others go on meanwhile */
 
-/* Whether `to` gets to the blocks of `from`: by TCP, or on the same host. */
 bool bt_router_can_pull(const bt_router_worker *from, const bt_router_worker *to)
 {
     const bt_link_kv_peer *kv = &from->hello.kv;
@@ -152,28 +150,16 @@ static bt_status send_pull(bt_router_request *request, bt_router_worker *to)
     BT_ASSERT(n > request->n_prompt);
     bt_sampling sampling = request->sampling;
     sampling.echo = false; /* it is told */
-    const int64_t left_ns = request->deadline_ns - bt_clock_now_ns();
-    const bt_link_run run = {
-        .id = request->id,
-        .attempt = request->next_attempt,
-        .mode = BT_LINK_MODE_DECODE,
-        .tokens = tokens,
-        .n_tokens = n - 1, /* the newest one comes with the blocks */
-        .n_prompt = request->n_prompt,
-        .sampling = &sampling,
-        .chain_root = chain->root,
-        .deadline_left_ns = left_ns > 0 ? left_ns : 1,
-        .priority = request->priority,
-        .ttft_target_ms = request->ttft_target_ms,
-        .tpot_target_ms = request->tpot_target_ms,
-        .label = request->label,
-        .has_peer = true,
-        .peer = d->worker->hello.kv,
-    };
-    status = bt_link_router_run(to->peer, &run);
-    if (status == BT_EPEER || status == BT_AGAIN) {
-        bt_router_registry_unreachable(to);
-    }
+    bt_link_run run = bt_router_request_run(request);
+    run.attempt = request->next_attempt;
+    run.mode = BT_LINK_MODE_DECODE;
+    run.tokens = tokens;
+    run.n_tokens = n - 1; /* the newest one comes with the blocks */
+    run.sampling = &sampling;
+    run.chain_root = chain->root;
+    run.has_peer = true;
+    run.peer = d->worker->hello.kv;
+    status = bt_router_send_run(to, &run);
     if (status == BT_OK) {
         request->legs[BT_ROUTER_LEG_FROM] = *d;
         bt_router_leg_open(&request->legs[BT_ROUTER_LEG_D], to, run.attempt, 0, run.n_tokens);

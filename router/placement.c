@@ -272,16 +272,36 @@ bt_status bt_router_request_collect(const bt_router_request *request, const int3
     return BT_OK;
 }
 
+bt_link_run bt_router_request_run(const bt_router_request *request)
+{
+    const int64_t left_ns = request->deadline_ns - bt_clock_now_ns();
+    return (bt_link_run){
+        .id = request->id,
+        .n_prompt = request->n_prompt,
+        .deadline_left_ns = left_ns > 0 ? left_ns : 1,
+        .priority = request->priority,
+        .ttft_target_ms = request->ttft_target_ms,
+        .tpot_target_ms = request->tpot_target_ms,
+        .label = request->label,
+    };
+}
+
+bt_status bt_router_send_run(bt_router_worker *worker, const bt_link_run *run)
+{
+    const bt_status status = bt_link_router_run(worker->peer, run);
+    if (status == BT_EPEER || status == BT_AGAIN) {
+        bt_router_registry_unreachable(worker);
+    }
+    return status;
+}
+
 /* Sends one run and opens its leg. */
 static bt_status send_run(bt_router_request *request, bt_router_worker *worker,
                           const bt_link_run *run, int leg_idx, uint64_t prefill_tokens)
 {
-    const bt_status status = bt_link_router_run(worker->peer, run);
+    const bt_status status = bt_router_send_run(worker, run);
     if (status != BT_OK) {
         bt_router_request_note_failed(request, worker->session);
-        if (status == BT_EPEER || status == BT_AGAIN) {
-            bt_router_registry_unreachable(worker);
-        }
         return status;
     }
     const uint64_t live = leg_idx == BT_ROUTER_LEG_D ? run->n_tokens : 0;
@@ -296,20 +316,11 @@ static bt_status send_runs(bt_router_request *request, const choice *c, const in
     sampling.echo = bt_router_request_wants_echo(request);
     const uint64_t rest =
         n_tokens - (c->p_matched_tokens < n_tokens ? c->p_matched_tokens : n_tokens);
-    const int64_t left_ns = request->deadline_ns - bt_clock_now_ns();
-    bt_link_run run = {
-        .id = request->id,
-        .attempt = request->attempt,
-        .tokens = tokens,
-        .n_tokens = n_tokens,
-        .n_prompt = request->n_prompt,
-        .sampling = &sampling,
-        .deadline_left_ns = left_ns > 0 ? left_ns : 1,
-        .priority = request->priority,
-        .ttft_target_ms = request->ttft_target_ms,
-        .tpot_target_ms = request->tpot_target_ms,
-        .label = request->label,
-    };
+    bt_link_run run = bt_router_request_run(request);
+    run.attempt = request->attempt;
+    run.tokens = tokens;
+    run.n_tokens = n_tokens;
+    run.sampling = &sampling;
     bt_status status = BT_OK;
     if (c->p != NULL) {
         const bt_router_chain *chain =

@@ -2,9 +2,10 @@
 /* router_int.h - what the router's own sources share: its struct and the request's struct.
  *
  * router.c owns start, stop and the link's callbacks; request.c the life of a request, submit.c its
- * beginning; placement.c where it runs, events.c what workers say about it, recovery.c what follows
- * when one fails; overload.c whether it is let in; report.c what is said about it afterwards;
- * front_grpc.c one door.
+ * beginning; overload.c whether it is let in; placement.c where it runs, events.c what workers say
+ * about it, recovery.c what follows when one fails; move.c and handover.c how streams and prefixes
+ * leave a worker; report.c what is said about a request. front_grpc.c and front_http.c are the
+ * doors of clients, guard.c stands before the first; admin.c and admin_explain.c the operator's.
  *
  * Threading: loop thread only.
  */
@@ -352,6 +353,12 @@ bool bt_router_request_has_failed(const bt_router_request *request, uint64_t ses
 BT_MUST_CHECK bt_status bt_router_request_collect(const bt_router_request *request,
                                                   const int32_t **tokens, uint32_t *n,
                                                   int32_t **to_free);
+
+/* A run with what is the request's own; its sender adds where, how and which tokens. */
+bt_link_run bt_router_request_run(const bt_router_request *request);
+
+/* What bt_link_router_run() says; a worker that does not take it is not chosen until it reports. */
+BT_MUST_CHECK bt_status bt_router_send_run(bt_router_worker *worker, const bt_link_run *run);
 
 /* Output tokens so far. */
 uint32_t bt_router_request_count_output(const bt_router_request *request);
