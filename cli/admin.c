@@ -23,6 +23,7 @@ bt_status bt_admin_open(const bt_admin_options *options, bt_client **out, bt_err
     }
     char token[BT_CLUSTER_KEY_TOKEN_BYTES];
     bt_cluster_key_admin_token(&key, token);
+    bt_hash_wipe(&key, sizeof key);
     const bt_client_options client = {
         .address = options->attach, .api_key = token, .tls = options->tls, .is_operator = true};
     status = bt_client_open(&client, out, err);
