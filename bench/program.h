@@ -24,6 +24,13 @@
         .offset = offsetof(options_type, model)                                                    \
     }
 
+/* --kernels NAME, for programs that run on one path. */
+#define BT_PROGRAM_KERNELS_OPTION(options_type)                                                    \
+    {                                                                                              \
+        .name = "kernels", .type = BT_CONFIG_STRING, .group = "Work", .placeholder = "NAME",       \
+        .fallback = "auto", .help = "Kernel path.", .offset = offsetof(options_type, kernels)      \
+    }
+
 /* Measures and adds rows; `options` is what main() gave. */
 typedef bt_status (*bt_program_fn)(void *options, bt_report *report, bt_error *err);
 
