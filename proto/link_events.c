@@ -17,6 +17,13 @@ static bool add_event(bt_link_outbox *outbox, const pb_event *event)
     return bt_link_outbox_add(outbox, &event->base, false);
 }
 
+/* A text of any length is cut to what a bt_error holds. */
+static bool get_status(int32_t code, const char *text, bt_status *status, bt_error *error)
+{
+    *status = bt_error_set(error, (bt_status)code, "%s", text);
+    return strcmp(bt_status_name(*status), "?") != 0;
+}
+
 /* ---- hello, proofs ---- */
 
 bool bt_link_put_hello(bt_link_outbox *outbox, const bt_link_hello *hello,
@@ -301,7 +308,6 @@ bool bt_link_put_finished(bt_link_outbox *outbox, const bt_link_finished *finish
 bool bt_link_get_finished(const Baton__Worker__V1__Finished *in, bt_link_finished *out)
 {
     *out = (bt_link_finished){
-        .status = (bt_status)in->status,
         .draining = in->draining != 0,
         .reason = (bt_finish_reason)in->reason,
         .has_stop_token = in->has_stop_token != 0,
@@ -310,10 +316,9 @@ bool bt_link_get_finished(const Baton__Worker__V1__Finished *in, bt_link_finishe
 #define GET(field) out->field = in->field;
     FINISHED_FIELDS(GET)
 #undef GET
-    /* A text of any length is cut to what a bt_error holds. */
-    (void)bt_error_set(&out->error, out->status, "%s", in->text);
     return bt_link_get_id(in->id, &out->id, &out->attempt) && in->reason <= BT_FINISH_ERROR &&
-           in->stop_token <= INT32_MAX && strcmp(bt_status_name(out->status), "?") != 0 &&
+           in->stop_token <= INT32_MAX &&
+           get_status(in->status, in->text, &out->status, &out->error) &&
            bt_link_get_text(in->transport, out->transport, sizeof out->transport);
 }
 
@@ -336,12 +341,10 @@ bool bt_link_put_parked(bt_link_outbox *outbox, const bt_link_parked *parked)
 bool bt_link_get_parked(const Baton__Worker__V1__Parked *in, bt_link_parked *out)
 {
     *out = (bt_link_parked){
-        .status = (bt_status)in->status,
         .generated_tokens = in->generated_tokens,
     };
-    (void)bt_error_set(&out->error, out->status, "%s", in->text);
     return bt_link_get_id(in->id, &out->id, &out->attempt) &&
-           strcmp(bt_status_name(out->status), "?") != 0;
+           get_status(in->status, in->text, &out->status, &out->error);
 }
 
 /* ---- fetched ---- */
@@ -365,14 +368,12 @@ bool bt_link_put_fetched(bt_link_outbox *outbox, const bt_link_fetched *fetched)
 bool bt_link_get_fetched(const Baton__Worker__V1__Fetched *in, bt_link_fetched *out)
 {
     *out = (bt_link_fetched){
-        .status = (bt_status)in->status,
         .blocks_moved = in->blocks_moved,
         .blocks_skipped = in->blocks_skipped,
         .bytes_moved = in->bytes_moved,
     };
-    (void)bt_error_set(&out->error, out->status, "%s", in->text);
     return bt_link_get_id(in->id, &out->id, &out->attempt) &&
-           strcmp(bt_status_name(out->status), "?") != 0;
+           get_status(in->status, in->text, &out->status, &out->error);
 }
 
 /* ---- blocks, pong ---- */
@@ -470,17 +471,15 @@ static bool get_timeline(const Baton__Worker__V1__Timeline *in, bt_link_timeline
     *out = (bt_link_timeline){
         .mode = (bt_link_mode)in->mode,
         .open = in->open != 0,
-        .status = (bt_status)in->status,
         .reason = (bt_finish_reason)in->reason,
     };
 #define GET(field) out->field = in->field;
     TIMELINE_FIELDS(GET)
 #undef GET
-    (void)bt_error_set(&out->error, out->status, "%s", in->text);
     return bt_link_get_id(in->id, &out->id, &out->attempt) &&
            in->mode >= BATON__WORKER__V1__MODE__MODE_PREFILL &&
            in->mode <= BATON__WORKER__V1__MODE__MODE_WHOLE && in->reason <= BT_FINISH_ERROR &&
-           strcmp(bt_status_name(out->status), "?") != 0 &&
+           get_status(in->status, in->text, &out->status, &out->error) &&
            bt_link_get_text(in->label, out->label, sizeof out->label) &&
            bt_link_get_text(in->transport, out->transport, sizeof out->transport) &&
            bt_link_get_text(in->peer, out->peer, sizeof out->peer);
