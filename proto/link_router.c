@@ -24,6 +24,7 @@
 
 #include "common/check.h"
 #include "common/clock.h"
+#include "common/hash.h"
 #include "common/log.h"
 #include "proto/link_int.h"
 
@@ -32,7 +33,7 @@ enum {
     TEXT_BYTES = 256,
     OUTBOX_BYTES = 32 * 1024 * 1024,
     REFUSAL_LOG_MS = 60 * 1000,
-    UNPROVED_MAX = 16, /* each may bring one message of the server's largest size */
+    UNPROVED_MAX = 16,  /* each may bring one message of the server's largest size */
     LEFTOVER_MS = 1000, /* silent for so long: give way to a worker of the same name */
 };
 
@@ -580,6 +581,16 @@ static void send_added(bt_link_peer *worker, bool added)
     (void)bt_link_outbox_send(&worker->outbox, worker->call);
 }
 
+/* A command that is left out when there is no room. */
+static bt_status send_if_added(bt_link_peer *worker, bool added)
+{
+    if (!added) {
+        return BT_AGAIN;
+    }
+    (void)bt_link_outbox_send(&worker->outbox, worker->call);
+    return BT_OK;
+}
+
 void bt_link_router_cancel(bt_link_peer *worker, bt_request_id id, uint32_t attempt)
 {
     if (worker->state == UP) {
@@ -593,11 +604,7 @@ bt_status bt_link_router_park(bt_link_peer *worker, bt_request_id id, uint32_t a
     if (worker->state != UP) {
         return BT_EPEER;
     }
-    if (!bt_link_put_park(&worker->outbox, id, attempt, next_attempt)) {
-        return BT_AGAIN;
-    }
-    (void)bt_link_outbox_send(&worker->outbox, worker->call);
-    return BT_OK;
+    return send_if_added(worker, bt_link_put_park(&worker->outbox, id, attempt, next_attempt));
 }
 
 void bt_link_router_resume(bt_link_peer *worker, bt_request_id id, uint32_t attempt)
@@ -619,11 +626,7 @@ bt_status bt_link_router_fetch(bt_link_peer *worker, const bt_link_fetch *fetch)
     if (worker->state != UP) {
         return BT_EPEER;
     }
-    if (!bt_link_put_fetch(&worker->outbox, fetch)) {
-        return BT_AGAIN;
-    }
-    (void)bt_link_outbox_send(&worker->outbox, worker->call);
-    return BT_OK;
+    return send_if_added(worker, bt_link_put_fetch(&worker->outbox, fetch));
 }
 
 void bt_link_router_leave(bt_link_peer *worker)
@@ -638,11 +641,7 @@ bt_status bt_link_router_explain(bt_link_peer *worker, uint64_t number, const ch
     if (worker->state != UP) {
         return BT_EPEER;
     }
-    if (!bt_link_put_explain(&worker->outbox, number, request)) {
-        return BT_AGAIN;
-    }
-    (void)bt_link_outbox_send(&worker->outbox, worker->call);
-    return BT_OK;
+    return send_if_added(worker, bt_link_put_explain(&worker->outbox, number, request));
 }
 
 void bt_link_router_drop(bt_link_peer *worker, const char *reason)
