@@ -345,8 +345,8 @@ static bt_status start_thread(bt_http_server *server)
     sigset_t all;
     sigset_t before;
     (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all,
-                          &before); /* signals are the loop's, SIGPIPE nobody's */
+    /* Signals are the loop's, SIGPIPE nobody's. */
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     const int failed = pthread_create(&server->thread, NULL, serve, server);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     server->running = failed == 0;

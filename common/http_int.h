@@ -149,8 +149,7 @@ struct bt_http_request {
     size_t body_capacity;
     size_t body_seen; /* with what was thrown away */
 
-    char *header_names[BT_HTTP_HEADERS_MAX];
-    char *header_values[BT_HTTP_HEADERS_MAX];
+    bt_http_header headers[BT_HTTP_HEADERS_MAX]; /* own strings */
     size_t n_headers;
     bool answered;
     bool handled; /* the handler has run */
@@ -169,8 +168,10 @@ enum MHD_Result bt_http_on_access(void *ctx, struct MHD_Connection *mhd, const c
                                   size_t *piece_bytes, void **slot);
 void bt_http_on_completed(void *ctx, struct MHD_Connection *mhd, void **slot,
                           enum MHD_RequestTerminationCode code);
-const bt_http_route *bt_http_find_route(const bt_http_server *server, const char *method,
-                                        const char *path);
+
+/* Any thread: gives an answer its headers. content_type may be NULL. false: out of memory. */
+bool bt_http_add_headers(struct MHD_Response *response, const char *content_type,
+                         const bt_http_header *headers, size_t n);
 
 /* ---- http_stream.c ---- */
 

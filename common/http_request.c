@@ -31,8 +31,8 @@ static bool path_fits(const char *pattern, const char *path)
     return strcmp(pattern, path) == 0;
 }
 
-const bt_http_route *bt_http_find_route(const bt_http_server *server, const char *method,
-                                        const char *path)
+static const bt_http_route *find_route(const bt_http_server *server, const char *method,
+                                       const char *path)
 {
     for (size_t i = 0; i < server->n_routes; i++) {
         const bt_http_route *r = &server->routes[i];
@@ -71,7 +71,7 @@ static bt_http_request *request_create(bt_http_server *server, struct MHD_Connec
     request->method = method; /* libmicrohttpd keeps both until the request is over */
     request->path = url;
     const char *served = strcmp(method, MHD_HTTP_METHOD_HEAD) == 0 ? MHD_HTTP_METHOD_GET : method;
-    request->route = bt_http_find_route(server, served, url);
+    request->route = find_route(server, served, url);
     if (request->route == NULL) {
         request->refusal =
             path_is_known(server, url) ? MHD_HTTP_METHOD_NOT_ALLOWED : MHD_HTTP_NOT_FOUND;
@@ -92,8 +92,8 @@ static void drop_body(bt_http_request *request)
 static void request_destroy(bt_http_request *request)
 {
     for (size_t i = 0; i < request->n_headers; i++) {
-        free(request->header_names[i]);
-        free(request->header_values[i]);
+        free((char *)(uintptr_t)request->headers[i].name);
+        free((char *)(uintptr_t)request->headers[i].value);
     }
     drop_body(request);
     free(request);
@@ -337,11 +337,21 @@ void bt_http_respond_header(bt_http_request *request, const char *name, const ch
 {
     BT_ASSERT(!request->answered);
     BT_ASSERT(request->n_headers < BT_HTTP_HEADERS_MAX);
-    const size_t i = request->n_headers++;
-    request->header_names[i] = strdup(name);
-    request->header_values[i] = strdup(value);
-    request->broken =
-        request->broken || request->header_names[i] == NULL || request->header_values[i] == NULL;
+    bt_http_header *header = &request->headers[request->n_headers++];
+    *header = (bt_http_header){.name = strdup(name), .value = strdup(value)};
+    request->broken = request->broken || header->name == NULL || header->value == NULL;
+}
+
+bool bt_http_add_headers(struct MHD_Response *response, const char *content_type,
+                         const bt_http_header *headers, size_t n)
+{
+    bool good =
+        content_type == NULL ||
+        MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, content_type) == MHD_YES;
+    for (size_t i = 0; good && i < n; i++) {
+        good = MHD_add_response_header(response, headers[i].name, headers[i].value) == MHD_YES;
+    }
+    return good;
 }
 
 void bt_http_respond(bt_http_request *request, unsigned code, const char *content_type,
@@ -354,16 +364,10 @@ void bt_http_respond(bt_http_request *request, unsigned code, const char *conten
     }
     struct MHD_Response *response =
         MHD_create_response_from_buffer(len, (void *)(uintptr_t)body, MHD_RESPMEM_MUST_COPY);
-    bool good = response != NULL;
-    if (good && content_type != NULL) {
-        good = MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, content_type) ==
-               MHD_YES;
-    }
-    for (size_t i = 0; good && i < request->n_headers; i++) {
-        good = MHD_add_response_header(response, request->header_names[i],
-                                       request->header_values[i]) == MHD_YES;
-    }
-    good = good && MHD_queue_response(request->mhd, code, response) == MHD_YES;
+    const bool good =
+        response != NULL &&
+        bt_http_add_headers(response, content_type, request->headers, request->n_headers) &&
+        MHD_queue_response(request->mhd, code, response) == MHD_YES;
     if (response != NULL) {
         MHD_destroy_response(response); /* the queue holds its own reference */
     }

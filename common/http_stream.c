@@ -236,23 +236,12 @@ bt_http_stream *bt_http_server_next(bt_http_server *server, unsigned *news, void
     return stream;
 }
 
-static bool add_headers(struct MHD_Response *response, const char *content_type,
-                        const bt_http_header *headers, size_t n)
-{
-    bool good =
-        content_type == NULL ||
-        MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, content_type) == MHD_YES;
-    for (size_t i = 0; good && i < n; i++) {
-        good = MHD_add_response_header(response, headers[i].name, headers[i].value) == MHD_YES;
-    }
-    return good;
-}
-
 /* Leaves the head to the server's thread. `response` NULL: out of memory, the stream is cut. */
 static void set_head(bt_http_stream *stream, unsigned code, struct MHD_Response *response,
                      const char *content_type, const bt_http_header *headers, size_t n_headers)
 {
-    const bool good = response != NULL && add_headers(response, content_type, headers, n_headers);
+    const bool good =
+        response != NULL && bt_http_add_headers(response, content_type, headers, n_headers);
     pthread_mutex_lock(&stream->server->mutex);
     BT_ASSERT(!stream->has_begun);
     stream->has_begun = true;
