@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "common/bytes.h"
 #include "common/check.h"
 
 enum {
@@ -71,10 +72,10 @@ static void derive_directions(bt_session *session, const uint8_t *challenge, siz
 void bt_session_parts_key(const bt_session *session, bool own, uint64_t counter, bt_hash_key *out)
 {
     BT_ASSERT(session->open);
-    uint8_t number[8];
-    for (size_t i = 0; i < sizeof number; i++) {
-        number[i] = (uint8_t)(counter >> (8 * i));
-    }
+    uint8_t number[sizeof counter];
+    bt_bytes_writer w;
+    bt_bytes_writer_init(&w, number, sizeof number);
+    bt_bytes_write_u64(&w, counter);
     derive(own ? &session->own : &session->other, "parts", number, sizeof number, out);
 }
 

@@ -4,16 +4,16 @@
 
 #include <string.h>
 
-#include "common/check.h"
+#include "common/bytes.h"
 
 static const char TAG[] = "baton attach proof";
 
 static void put_number(bt_hash *hash, uint64_t value)
 {
-    uint8_t bytes[8];
-    for (size_t i = 0; i < sizeof bytes; i++) {
-        bytes[i] = (uint8_t)(value >> (8 * i));
-    }
+    uint8_t bytes[sizeof value];
+    bt_bytes_writer w;
+    bt_bytes_writer_init(&w, bytes, sizeof bytes);
+    bt_bytes_write_u64(&w, value);
     bt_hash_update(hash, bytes, sizeof bytes);
 }
 
