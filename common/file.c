@@ -4,10 +4,11 @@
 #include "common/file.h"
 
 #include <errno.h>
-#include <stdio.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "common/hash.h"
 
@@ -56,36 +57,89 @@ bool bt_file_stamp_equal(const bt_file_stamp *a, const bt_file_stamp *b)
            a->modified_ns == b->modified_ns && a->changed_ns == b->changed_ns && a->mode == b->mode;
 }
 
-bt_status bt_file_read(const char *path, size_t max, char **out, size_t *len, bt_error *err)
+/* Does not wait for somebody to open a pipe's other end: it is empty then. *mode is the file's. */
+static int open_file(const char *path, mode_t *mode)
 {
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
-        const int error = errno;
-        return bt_error_set(err, status_of(error), "cannot read '%s': %s", path, strerror(error));
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat st;
+    if (fd >= 0 && fstat(fd, &st) == 0 && fcntl(fd, F_SETFL, 0) == 0) {
+        *mode = st.st_mode;
+        return fd;
     }
+    const int error = errno;
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    errno = error;
+    return -1;
+}
+
+/* All that there is, `max` bytes at most; -1: errno. */
+static ssize_t read_all(int fd, char *to, size_t max)
+{
+    size_t n = 0;
+    while (n < max) {
+        const ssize_t got = read(fd, to + n, max - n);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            return got < 0 ? -1 : (ssize_t)n;
+        }
+        n += (size_t)got;
+    }
+    return (ssize_t)n;
+}
+
+static bt_status read_open(int fd, const char *path, size_t max, char **out, size_t *len,
+                           bt_error *err)
+{
     char *text = malloc(max + 1);
     if (text == NULL) {
-        fclose(file);
         return bt_error_set(err, BT_ENOMEM, "cannot read '%s': out of memory", path);
     }
-    (void)setvbuf(file, NULL, _IONBF, 0); /* no second copy of a secret, which nobody would wipe */
-    errno = 0;
-    const size_t n = fread(text, 1, max + 1, file);
-    const int error = ferror(file) ? errno : 0;
-    fclose(file);
-    if (error != 0 || n > max) {
-        bt_file_free(text, n);
-        return error != 0 ? bt_error_set(err, status_of(error), "cannot read '%s': %s", path,
-                                         strerror(error))
-                          : bt_error_set(err, BT_EINVAL,
-                                         "cannot read '%s': it has more than %zu bytes", path, max);
+    const ssize_t n = read_all(fd, text, max + 1);
+    if (n < 0 || (size_t)n > max) {
+        const int error = errno;
+        bt_file_free(text, max + 1);
+        return n < 0 ? bt_error_set(err, status_of(error), "cannot read '%s': %s", path,
+                                    strerror(error))
+                     : bt_error_set(err, BT_EINVAL, "cannot read '%s': it has more than %zu bytes",
+                                    path, max);
     }
     text[n] = '\0';
     *out = text;
     if (len != NULL) {
-        *len = n;
+        *len = (size_t)n;
     }
     return BT_OK;
+}
+
+static bt_status read_path(const char *path, bool is_regular, size_t max, char **out, size_t *len,
+                           bt_error *err)
+{
+    mode_t mode;
+    const int fd = open_file(path, &mode);
+    if (fd < 0) {
+        const int error = errno;
+        return bt_error_set(err, status_of(error), "cannot read '%s': %s", path, strerror(error));
+    }
+    const bool is_refused = is_regular && !S_ISREG(mode) && !S_ISDIR(mode);
+    const bt_status status =
+        is_refused ? bt_error_set(err, BT_EINVAL, "cannot read '%s': it is no regular file", path)
+                   : read_open(fd, path, max, out, len, err);
+    (void)close(fd);
+    return status;
+}
+
+bt_status bt_file_read(const char *path, size_t max, char **out, size_t *len, bt_error *err)
+{
+    return read_path(path, false, max, out, len, err);
+}
+
+bt_status bt_file_read_regular(const char *path, size_t max, char **out, size_t *len, bt_error *err)
+{
+    return read_path(path, true, max, out, len, err);
 }
 
 void bt_file_free(char *text, size_t len)

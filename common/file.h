@@ -29,6 +29,11 @@ bool bt_file_stamp_equal(const bt_file_stamp *a, const bt_file_stamp *b);
 BT_MUST_CHECK bt_status bt_file_read(const char *path, size_t max, char **out, size_t *len,
                                      bt_error *err);
 
+/* The same for who must not wait, as read() does for what a pipe or a terminal has not said yet:
+ * BT_EINVAL too when it is one. */
+BT_MUST_CHECK bt_status bt_file_read_regular(const char *path, size_t max, char **out, size_t *len,
+                                             bt_error *err);
+
 /* Wipes and frees. NULL is allowed. */
 void bt_file_free(char *text, size_t len);
 

@@ -205,13 +205,15 @@ static bt_status parse_text(char *text, const char *path, key_set *set, bt_error
     return BT_OK;
 }
 
-static bt_status read_set(bt_keys *keys, key_set *set, bt_error *err)
+/* `again`: on a thread that must not wait. */
+static bt_status read_set(bt_keys *keys, bool again, key_set *set, bt_error *err)
 {
     /* The stamp first: what is written while we read is read again. */
     (void)bt_file_stamp_of(keys->path, &keys->seen);
     char *text = NULL;
     size_t len = 0;
-    bt_status status = bt_file_read(keys->path, FILE_BYTES_MAX, &text, &len, err);
+    bt_status status =
+        (again ? bt_file_read_regular : bt_file_read)(keys->path, FILE_BYTES_MAX, &text, &len, err);
     if (status != BT_OK) {
         bt_error_prefix(err, "API keys");
         return status;
@@ -245,7 +247,7 @@ bt_status bt_keys_create(const char *path, bt_keys **out, bt_error *err)
     keys->path = strdup(path);
     const bt_status status = keys->path == NULL
                                  ? bt_error_set(err, BT_ENOMEM, "no memory for API keys")
-                                 : read_set(keys, &keys->set, err);
+                                 : read_set(keys, false, &keys->set, err);
     if (status != BT_OK) {
         bt_keys_destroy(keys);
         return status;
@@ -274,7 +276,7 @@ void bt_keys_refresh(bt_keys *keys)
     }
     key_set set = {0};
     bt_error err = {{0}};
-    if (read_set(keys, &set, &err) != BT_OK) {
+    if (read_set(keys, true, &set, &err) != BT_OK) {
         /* Said once: until the file changes again, or is there again. */
         bt_log(BT_ERROR, "API keys kept as they were: why=\"%s\"", err.text);
         return;

@@ -43,7 +43,7 @@ static bt_status read_pem(const char *path, const char *what, pem *out, bt_error
     if (!is_given(path)) {
         return BT_OK;
     }
-    const bt_status status = bt_file_read(path, PEM_BYTES_MAX, &out->text, &out->len, err);
+    const bt_status status = bt_file_read_regular(path, PEM_BYTES_MAX, &out->text, &out->len, err);
     if (status != BT_OK) {
         bt_error_prefix(err, "TLS %s", what);
         return status;

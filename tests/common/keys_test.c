@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -202,6 +203,51 @@ static void a_broken_or_missing_file_changes_nothing(void **state)
     bt_keys_destroy(keys);
 }
 
+/* alarm() ends a test that waits. */
+static void a_pipe_that_says_nothing_keeps_nobody(void **state)
+{
+    (void)state;
+    bt_keys *keys = make("alice " ALICE "\n");
+    assert_int_equal(unlink(file), 0);
+    assert_int_equal(mkfifo(file, 0600), 0);
+    (void)alarm(10);
+    bt_keys_refresh(keys);
+    bt_keys *none = NULL;
+    bt_error err = {{0}};
+    assert_int_equal(bt_keys_create(file, &none, &err), BT_EINVAL);
+    assert_non_null(strstr(err.text, "has no keys"));
+    const int fd = open(file, O_RDWR); /* somebody who could write */
+    assert_true(fd >= 0);
+    bt_keys_refresh(keys);
+    (void)alarm(0);
+    assert_true(lets_in(keys, "Bearer " ALICE, "alice", false));
+    close(fd);
+    write_file("bob " BOB "\n");
+    bt_keys_refresh(keys);
+    assert_true(lets_in(keys, "Bearer " BOB, "bob", false));
+    bt_keys_destroy(keys);
+}
+
+/* --api-keys <(pass show keys) */
+static void keys_may_come_out_of_a_pipe_at_first(void **state)
+{
+    (void)state;
+    static const char text[] = "alice " ALICE "\n";
+    int fds[2];
+    char path[64];
+    assert_int_equal(pipe(fds), 0);
+    assert_int_equal(write(fds[1], text, sizeof text - 1), sizeof text - 1);
+    close(fds[1]);
+    snprintf(path, sizeof path, "/dev/fd/%d", fds[0]);
+    bt_keys *keys = NULL;
+    bt_error err = {{0}};
+    assert_int_equal(bt_keys_create(path, &keys, &err), BT_OK);
+    close(fds[0]);
+    bt_keys_refresh(keys); /* not there any more */
+    assert_true(lets_in(keys, "Bearer " ALICE, "alice", false));
+    bt_keys_destroy(keys);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -211,6 +257,8 @@ int main(void)
         cmocka_unit_test(broken_files_are_refused_with_the_line),
         cmocka_unit_test(a_changed_file_counts_from_the_next_look),
         cmocka_unit_test(a_broken_or_missing_file_changes_nothing),
+        cmocka_unit_test(a_pipe_that_says_nothing_keeps_nobody),
+        cmocka_unit_test(keys_may_come_out_of_a_pipe_at_first),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }
