@@ -366,29 +366,20 @@ static void on_token(bt_decode_worker *worker, bt_worker_run *run, const bt_deco
 static bt_status offer(bt_decode_worker *worker, bt_worker_run *run, uint32_t n_positions,
                        bt_error *err)
 {
-    const bt_kv_transfer transfer = next_transfer_of(run);
     const bt_kv_offer what = {
-        .transfer = transfer,
+        .transfer = next_transfer_of(run),
         .block_ids = run->seq->blocks,
         .n_blocks = (uint32_t)bt_div_ceil(n_positions, BT_KV_BLOCK_TOKENS),
         .n_tokens = n_positions,
         .deadline_ns = run->deadline_ns == INT64_MAX ? 0 : run->deadline_ns,
     };
-    bt_status status = bt_kv_source_offer(worker->source, &what, err);
-    if (status != BT_OK) {
-        return status;
-    }
     const bt_first_token newest = {
         .index = n_positions - run->n_prompt,
         .result = run->last_result,
     };
     uint8_t blob[BT_FIRST_TOKEN_BYTES_MAX];
     const size_t blob_bytes = bt_first_token_pack(&newest, blob);
-    status = bt_kv_source_announce_blocks(worker->source, transfer, 0, what.n_blocks);
-    BT_ASSERT(status == BT_OK);
-    status = bt_kv_source_complete(worker->source, transfer, blob, blob_bytes, false);
-    BT_ASSERT(status == BT_OK);
-    return BT_OK;
+    return bt_kv_source_offer_whole(worker->source, &what, blob, blob_bytes, err);
 }
 
 /* The sequence stands still, n_positions are in its blocks; or it has nothing to hand over. */

@@ -23,7 +23,6 @@
  * comes from deliver() alone. */
 #include "kvtransfer/source.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,8 +32,6 @@
 #include "common/clock.h"
 #include "common/crc32c.h"
 #include "common/hash.h"
-#include "common/log.h"
-#include "common/socket.h"
 #include "kvtransfer/source_int.h"
 
 enum {
@@ -666,6 +663,20 @@ bt_status bt_kv_source_complete(bt_kv_source *source, bt_kv_transfer transfer, c
     const bt_plan_rect none = {0};
     trace(source, BT_KV_TRACE_COMPLETE, transfer, &none);
     bt_wake_ring(source->wake);
+    return BT_OK;
+}
+
+bt_status bt_kv_source_offer_whole(bt_kv_source *source, const bt_kv_offer *offer, const void *blob,
+                                   size_t blob_bytes, bt_error *err)
+{
+    bt_status status = bt_kv_source_offer(source, offer, err);
+    if (status != BT_OK) {
+        return status;
+    }
+    status = bt_kv_source_announce_blocks(source, offer->transfer, 0, offer->n_blocks);
+    BT_ASSERT(status == BT_OK);
+    status = bt_kv_source_complete(source, offer->transfer, blob, blob_bytes, false);
+    BT_ASSERT(status == BT_OK);
     return BT_OK;
 }
 

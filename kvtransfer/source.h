@@ -115,6 +115,12 @@ BT_MUST_CHECK bt_status bt_kv_source_announce_blocks(bt_kv_source *source, bt_kv
 BT_MUST_CHECK bt_status bt_kv_source_complete(bt_kv_source *source, bt_kv_transfer transfer,
                                               const void *blob, size_t blob_bytes, bool ends);
 
+/* All of that at once for blocks that are computed: offered, announced and complete, for a request
+ * that goes on. As bt_kv_source_offer(); the blob must not be too long. */
+BT_MUST_CHECK bt_status bt_kv_source_offer_whole(bt_kv_source *source, const bt_kv_offer *offer,
+                                                 const void *blob, size_t blob_bytes,
+                                                 bt_error *err);
+
 /* Takes the blocks back: stops the sink's reads, tells it `status` and `text`, then released()
  * with CANCELLED comes: once a sink on this host has answered, or its connection is dead (at the
  * latest after a lease). BT_ENOTFOUND: released already. */

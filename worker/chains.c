@@ -306,7 +306,6 @@ void bt_worker_chains_serve(bt_worker_chains *chains, bt_kv_transfer transfer,
 
 static bt_status offer(bt_worker_chains *chains, const item *it, bt_error *err)
 {
-    bt_kv_source *source = chains->options.source;
     const bt_kv_offer what = {
         .transfer = it->name,
         .block_ids = it->blocks,
@@ -315,14 +314,7 @@ static bt_status offer(bt_worker_chains *chains, const item *it, bt_error *err)
         .lease_ms = UNLINKED_LEASE_MS,
         .deadline_ns = it->deadline_ns,
     };
-    bt_status status = bt_kv_source_offer(source, &what, err);
-    if (status == BT_OK) {
-        status = bt_kv_source_announce_blocks(source, it->name, 0, it->chain.n_blocks);
-        BT_ASSERT(status == BT_OK);
-        status = bt_kv_source_complete(source, it->name, NULL, 0, false);
-        BT_ASSERT(status == BT_OK);
-    }
-    return status;
+    return bt_kv_source_offer_whole(chains->options.source, &what, NULL, 0, err);
 }
 
 static void pinned(bt_worker_chains *chains, item *it)
