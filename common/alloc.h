@@ -39,7 +39,8 @@ typedef struct bt_memfd_options {
 } bt_memfd_options;
 
 /* Shared memory with a descriptor to hand to other processes, zeroed, sealed: it can neither
- * shrink nor grow, and only this mapping of it can be written. BT_ENOMEM: also when `touch` finds too little. */
+ * shrink nor grow, and only this mapping of it can be written (where the kernel has that seal:
+ * Linux 5.1). BT_ENOMEM: also when `touch` finds too little. */
 BT_MUST_CHECK bt_status bt_alloc_map_memfd(const bt_memfd_options *options, bt_mapping *out,
                                            bt_error *err);
 

@@ -9,15 +9,15 @@
 
 #include "common/status.h"
 
-/* What differs once a file was written, replaced or pointed elsewhere: device, inode, size, times.
- * All zero: there was none. */
+/* What differs once a file was written, replaced, pointed elsewhere or opened to others: device,
+ * inode, size, times, mode. All zero: there was none. */
 typedef struct bt_file_stamp {
     uint64_t device;
     uint64_t inode;
     uint64_t bytes;
     int64_t modified_ns;
     int64_t changed_ns;
-    uint32_t mode;
+    uint32_t mode; /* permission bits */
 } bt_file_stamp;
 
 /* BT_ENOTFOUND, BT_EPERMISSION, BT_EIO; *out is all zero then. */

@@ -45,8 +45,8 @@ bool bt_socket_address_is_unix(const bt_socket_address *address);
  * for what is no address. Resolves names. */
 bool bt_socket_is_local(const char *text);
 
-/* Listens. A unix socket's file gets mode 0600; a dead one is replaced. BT_EEXISTS: the port or path is in use;
- * BT_EPERMISSION; BT_EINVAL; BT_EIO. */
+/* Listens. A unix socket's file gets mode 0600; a dead one is replaced. BT_EEXISTS: the port or
+ * path is in use; BT_EPERMISSION; BT_EINVAL; BT_EIO. */
 BT_MUST_CHECK bt_status bt_socket_listen(const char *text, int *fd, bt_error *err);
 
 /* The port that a TCP socket is bound to; 0 for unix ones. */

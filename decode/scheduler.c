@@ -296,8 +296,8 @@ static bool admit_first(bt_decode_scheduler *s)
         seq->n_cached = n_found * BT_KV_BLOCK_TOKENS;
         s->stats.n_cached_tokens += seq->n_cached;
         s->stats.n_missed_tokens += seq->use_cache ? seq->n_tokens - seq->n_cached : 0;
-    s->stats.n_prefix_queries += seq->use_cache;
-    s->stats.n_prefix_hits += n_found > 0;
+        s->stats.n_prefix_queries += seq->use_cache;
+        s->stats.n_prefix_hits += n_found > 0;
         seq->started_ns = bt_clock_now_ns();
     }
     if (!pulls) {

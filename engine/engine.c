@@ -36,7 +36,7 @@ struct bt_engine {
     _Atomic uint64_t busy_ns;
     _Atomic int64_t step_began_ns;
     _Atomic int64_t last_step_ns;
-    /* n_moves << 32 | layer << 8 | phase, in one word so that a reader sees what belongs together. */
+    /* n_moves << 32 | layer << 8 | phase, in one word: a reader sees what belongs together. */
     _Atomic uint64_t place;
 };
 

@@ -95,8 +95,8 @@ typedef struct bt_engine_stats {
     int64_t step_began_ns; /* 0 between steps */
     int64_t last_step_ns;  /* when the last step ended; 0: never */
     bt_engine_phase phase;
-    uint32_t layer;      /* FORWARD: layers that are done in this step */
-    uint64_t n_moves;    /* grows with each change of phase or layer: the same twice is no progress */
+    uint32_t layer;   /* FORWARD: layers that are done in this step */
+    uint64_t n_moves; /* grows with each change of phase or layer: the same twice is no progress */
     uint64_t n_commands; /* that wait */
 } bt_engine_stats;
 

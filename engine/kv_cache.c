@@ -4,8 +4,8 @@
  *  2. A parked block of the pool is in the LRU list if and only if it has an identity; parked
  *     blocks without one are freed at once.
  *  3. All that a block of the LRU list hangs on is resident, and live or younger than it: of a
- * chain the tail is evicted first, and a match reaches all that is kept. Releasing a sequence from
- *     its last block to its first sees to that by itself, but for joints: when two sequences
+ *     chain the tail is evicted first, and a match reaches all that is kept. Releasing a sequence
+ *     from its last block to its first sees to that by itself, but for joints: when two sequences
  *     compute the same prompt at a time, each publishes some of its blocks, and the other's copies
  *     stay without identity. So what is released takes the cached blocks before a joint to the
  *     young end with it, and is freed if one of those was evicted meanwhile.

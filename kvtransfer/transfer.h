@@ -98,8 +98,9 @@ typedef void (*bt_kv_trace_fn)(const bt_kv_trace *event, void *ctx);
 /* Where sources and sinks of one process meet: bt_kv_loopback_create() in transport.h. */
 typedef struct bt_kv_loopback bt_kv_loopback;
 
-/* Test only: breaks what a source or a sink sends, counted over all its connections. */
 struct bt_channel;
+
+/* Test only: breaks what a source or a sink sends, counted over all its connections. */
 typedef struct bt_kv_fault {
     uint64_t bytes;     /* of frames sent so far (parts are not counted) */
     uint64_t cut_at;    /* the connection that would send byte number cut_at breaks; 0: never */

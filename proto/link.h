@@ -129,7 +129,7 @@ typedef struct bt_link_finished {
     uint32_t attempt;
     bt_status status;
     bt_error error; /* text when status is not BT_OK */
-    bool draining;    /* with BT_EPEER: the worker takes nothing new, or goes */
+    bool draining;  /* with BT_EPEER: the worker takes nothing new, or goes */
     bt_finish_reason reason;
     bool has_stop_token;
     int32_t stop_token; /* which EOS or stop token ended it */
@@ -277,15 +277,15 @@ typedef struct bt_link_worker_callbacks {
 } bt_link_worker_callbacks;
 
 typedef struct bt_link_worker_options {
-    const bt_link_hello *hello;                /* copied */
-    const char *const *routers;                /* "host:port" each; copied */
-    uint32_t n_routers;                        /* 1 .. BT_LINK_ROUTERS_MAX */
-    bt_cluster_key cluster_key;                /* the routers' too */
-    const bt_rpc_tls *tls; /* of the routers; NULL: plain text; borrowed for create */
-    uint32_t answer_ms;    /* longest wait for a router's challenge and welcome; 0: 3,000 */
-    uint32_t runs_max;                         /* open runs; further ones are refused; 0: 4,096 */
-    uint32_t load_ms;                          /* period of load reports; 0: 200 */
-    size_t outbox_bytes_max;                   /* unsent bytes for one router; 0: 8 MiB */
+    const bt_link_hello *hello; /* copied */
+    const char *const *routers; /* "host:port" each; copied */
+    uint32_t n_routers;         /* 1 .. BT_LINK_ROUTERS_MAX */
+    bt_cluster_key cluster_key; /* the routers' too */
+    const bt_rpc_tls *tls;      /* of the routers; NULL: plain text; borrowed for create */
+    uint32_t answer_ms;         /* longest wait for a router's challenge and welcome; 0: 3,000 */
+    uint32_t runs_max;          /* open runs; further ones are refused; 0: 4,096 */
+    uint32_t load_ms;           /* period of load reports; 0: 200 */
+    size_t outbox_bytes_max;    /* unsent bytes for one router; 0: 8 MiB */
     const bt_link_worker_callbacks *callbacks; /* outlives the link */
     void *ctx;
 } bt_link_worker_options;
@@ -372,7 +372,7 @@ typedef struct bt_link_router_callbacks {
 } bt_link_router_callbacks;
 
 typedef struct bt_link_router_options {
-    const char *name; /* told to workers, for their logs */
+    const char *name;                          /* told to workers, for their logs */
     bt_cluster_key cluster_key;                /* the workers' too */
     uint32_t workers_max;                      /* further ones are refused; 0: 1,024 */
     uint32_t ping_ms;                          /* 0: 500 */

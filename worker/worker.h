@@ -36,19 +36,19 @@ typedef struct bt_worker_options {
     bt_model *model;            /* borrowed until destroy; loaded with bt_worker_size_model() */
     uint32_t pool_blocks;       /* at least 1 */
     bool pool_touch;            /* take the pool's memory at once */
-    uint8_t tokenizer_hash[BT_LINK_ID_BYTES];    /* bt_tokenizer_fingerprint() */
-    bt_cluster_key cluster_key;                  /* the same on every member */
+    uint8_t tokenizer_hash[BT_LINK_ID_BYTES]; /* bt_tokenizer_fingerprint() */
+    bt_cluster_key cluster_key;               /* the same on every member */
     const bt_rpc_tls *router_tls; /* of the attach addresses; NULL: plain text; until start */
     bool allow_mixed_numerics;
     bool no_prefix_cache;
     uint32_t cached_blocks_max; /* most that the prefix cache keeps; as many as the pool has */
     uint32_t ring_runs;         /* ended runs that it remembers; 1,024. UINT32_MAX: none */
-    uint32_t requests_max; /* runs open at a time; 256 */
-    uint32_t running_max;  /* sequences in one step; 64 */
-    uint32_t token_budget; /* rows of a step; 512 */
-    uint32_t chunk;        /* prompt rows of one sequence in a step, a multiple of 16; 256 */
-    const char *kv_tcp;    /* serve KV here, "host:port"; NULL: no tcp */
-    const char *kv_unix;   /* path or "@name" for peers on this host; NULL: no shm */
+    uint32_t requests_max;      /* runs open at a time; 256 */
+    uint32_t running_max;       /* sequences in one step; 64 */
+    uint32_t token_budget;      /* rows of a step; 512 */
+    uint32_t chunk;             /* prompt rows of one sequence in a step, a multiple of 16; 256 */
+    const char *kv_tcp;         /* serve KV here, "host:port"; NULL: no tcp */
+    const char *kv_unix;        /* path or "@name" for peers on this host; NULL: no shm */
     const char *kv_advertise_host;  /* NULL: the host of kv_tcp */
     bt_kv_transport kv_transport;   /* decode: AUTO, or pin one */
     bt_kv_auth kv_auth;             /* of KV parts over tcp, the least; AUTO */
@@ -128,8 +128,8 @@ void bt_worker_stop_run(bt_worker *worker, bt_worker_run *run, bt_status status,
                         ...);
 
 /* Passes one token of the run on to its router, with the next flush. */
-void bt_worker_run_token(bt_worker *worker, bt_worker_run *run, uint32_t index,
-                         bool is_prompt, const bt_token_result *result);
+void bt_worker_run_token(bt_worker *worker, bt_worker_run *run, uint32_t index, bool is_prompt,
+                         const bt_token_result *result);
 
 /* Ends the run when neither engine nor transfer has it any more: FINISHED goes out, the slot is
  * free. Otherwise it does nothing. The run is not to be used after it returned true. */

@@ -5,8 +5,8 @@
 
 #include "worker/admission.h"
 #include "worker/meter.h"
-#include "worker/watchdog.h"
 #include "worker/timeline.h"
+#include "worker/watchdog.h"
 #include "worker/worker.h"
 
 enum { BT_WORKER_BLOCKS_BATCH = 64 }; /* block events told in one call */
@@ -66,7 +66,7 @@ extern const bt_link_worker_callbacks bt_worker_link_callbacks;
 void bt_worker_on_wake(void *ctx);
 void bt_worker_on_deadline(void *ctx);
 void bt_worker_on_watch(void *ctx); /* each load_ms, whatever the engine does */
-void bt_worker_ring(void *ctx); /* any thread */
+void bt_worker_ring(void *ctx);     /* any thread */
 void bt_worker_on_fetched(uint32_t router, const bt_link_fetched *fetched, void *ctx);
 
 /* worker_life.c: goes on with stopping when no run is open. */
