@@ -2,7 +2,9 @@
 /* Messages from clients. protobuf-c takes any bytes as a string and forgets what follows a NUL,
  * so before it unpacks, the encoded message is walked along its descriptor and every string
  * field is looked at: the error can then name the field ("chat.messages[2].content") and the
- * byte. The walk keeps its own stack; what it can't make sense of, unpacking refuses. */
+ * byte. It also counts what unpacking would make a piece of memory of: four megabytes of empty
+ * messages would hold the loop for a second. The walk keeps its own stack; what it can't make
+ * sense of, unpacking refuses. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +16,7 @@
 enum {
     DEPTH_MAX = 8,
     FIELDS_MAX = 32,
+    PARTS_MAX = 1 << 17, /* strings and messages: each is memory of its own, and takes its time */
     PATH_BYTES = 160,
 };
 
@@ -28,6 +31,7 @@ typedef struct frame {
 typedef struct walk {
     frame frames[DEPTH_MAX];
     size_t depth; /* of the open frames */
+    uint32_t n_parts;
     char path[PATH_BYTES];
 } walk;
 
@@ -117,15 +121,21 @@ static bool step(walk *w, bt_status *status, bt_error *err)
         tag >> 3 > UINT32_MAX
             ? NULL
             : protobuf_c_message_descriptor_get_field(f->descriptor, (unsigned)(tag >> 3));
-    if (field == NULL) {
+    if (field == NULL ||
+        (field->type != PROTOBUF_C_TYPE_STRING && field->type != PROTOBUF_C_TYPE_MESSAGE)) {
         return true;
+    }
+    if (++w->n_parts > PARTS_MAX) {
+        *status = bt_error_set(err, BT_EINVAL, "the request has more than %d strings and messages",
+                               (int)PARTS_MAX);
+        return false;
     }
     if (field->type == PROTOBUF_C_TYPE_STRING) {
         (void)set_path(w, f, field);
         *status = check_string(w, bytes, (size_t)value, err);
         return *status == BT_OK;
     }
-    if (field->type == PROTOBUF_C_TYPE_MESSAGE && w->depth < DEPTH_MAX) {
+    if (w->depth < DEPTH_MAX) {
         w->frames[w->depth] = (frame){
             .descriptor = field->descriptor,
             .at = bytes,

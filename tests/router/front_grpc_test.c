@@ -236,6 +236,36 @@ static void malformed_messages_are_refused(void **state)
     rig_expect_error(send_raw(r, "", 0), BT_RPC_INVALID_ARGUMENT, "prompt is missing");
 }
 
+/* A chat of n empty messages. */
+static rig_client *send_empty_messages(rig *r, uint32_t n)
+{
+    const uint32_t len = 2 * n;
+    uint8_t *bytes = malloc(6 + (size_t)len);
+    assert_non_null(bytes);
+    size_t at = 0;
+    bytes[at++] = 0x22; /* chat */
+    for (unsigned shift = 0; shift < 35; shift += 7) {
+        bytes[at++] = (uint8_t)(len >> shift & 0x7F) | (shift < 28 ? 0x80 : 0);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        bytes[at++] = 0x0A; /* messages */
+        bytes[at++] = 0;
+    }
+    rig_client *c = send_raw(r, bytes, at);
+    free(bytes);
+    return c;
+}
+
+static void what_unpacks_to_too_many_parts_is_not_unpacked(void **state)
+{
+    rig *r = *state;
+    rig_expect_error(send_empty_messages(r, 131071), BT_RPC_INVALID_ARGUMENT, "unknown role");
+    rig_expect_error(send_empty_messages(r, 131072), BT_RPC_INVALID_ARGUMENT,
+                     "the request has more than 131072 strings and messages");
+    rig_expect_error(send_empty_messages(r, 2000000), BT_RPC_INVALID_ARGUMENT,
+                     "the request has more than 131072 strings and messages");
+}
+
 static void mutated_requests_do_no_harm(void **state)
 {
     rig *r = *state;
@@ -527,6 +557,7 @@ static const struct CMUnitTest tests[] = {
     RIG_TEST(strings_must_be_text),
     RIG_TEST(an_unknown_model_is_not_found),
     RIG_TEST(malformed_messages_are_refused),
+    RIG_TEST(what_unpacks_to_too_many_parts_is_not_unpacked),
     RIG_TEST(mutated_requests_do_no_harm),
     RIG_TEST(tokenize_and_detokenize_answer),
     RIG_TEST(models_are_listed),
