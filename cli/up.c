@@ -558,24 +558,20 @@ static bt_status settle(up_options *o, bt_error *err)
 static bt_status make_key(const up_options *o, char token[BT_CLUSTER_KEY_TOKEN_BYTES],
                           bt_error *err)
 {
-    bt_cluster_key key_given;
+    bt_cluster_key key;
     bool is_given;
-    bt_status status = bt_cli_read_cluster_key(o->cluster_key_file, &key_given, &is_given, err);
-    if (status != BT_OK) {
-        return status;
+    bt_status status = bt_cli_read_cluster_key(o->cluster_key_file, &key, &is_given, err);
+    if (status == BT_OK && !is_given) {
+        uint8_t drawn[KEY_BYTES];
+        char hex[2 * KEY_BYTES + 1];
+        bt_hash_random(drawn, sizeof drawn);
+        bt_hash_hex(drawn, sizeof drawn, hex);
+        (void)setenv("BATON_CLUSTER_KEY", hex, 1);
+        status = bt_cluster_key_init(&key, hex, strlen(hex), err);
     }
-    if (is_given) {
-        bt_cluster_key_admin_token(&key_given, token);
-        return BT_OK;
-    }
-    uint8_t key[KEY_BYTES];
-    char hex[2 * KEY_BYTES + 1];
-    bt_hash_random(key, sizeof key);
-    bt_hash_hex(key, sizeof key, hex);
-    (void)setenv("BATON_CLUSTER_KEY", hex, 1);
-    status = bt_cluster_key_init(&key_given, hex, strlen(hex), err);
     if (status == BT_OK) {
-        bt_cluster_key_admin_token(&key_given, token);
+        bt_cluster_key_admin_token(&key, token);
+        bt_hash_wipe(&key, sizeof key);
     }
     return status;
 }
