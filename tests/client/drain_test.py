@@ -12,27 +12,16 @@ import subprocess
 import sys
 import threading
 import unittest
-import urllib.error
-import urllib.request
 
 import grpc
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from failover_test import draw_requests  # noqa: E402
-from members import TIMEOUT_S, Members, baton, generate, pb, services, tokens_of, wait_for  # noqa: E402
+from members import TIMEOUT_S, Members, baton, generate, get, pb, services, tokens_of, wait_for  # noqa: E402
 from same_tokens_test import outcome  # noqa: E402
 
 SLOW = "--threads", "1", "--running-max", "8", "--kernels", "reference"  # a token takes a millisecond or two
 N_CLIENTS = 4
-
-
-def get(url):
-    """(HTTP status, text)."""
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:
-            return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 class Fleet(Members):

@@ -22,7 +22,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import prometheus  # noqa: E402
 from hostile_bytes import Attack, Recorder, Unfinished, split  # noqa: E402
-from members import TIMEOUT_S, Members, baton, generate, path_of, pb, services, tokens_of, wait_for  # noqa: E402
+from members import (TIMEOUT_S, Members, baton, generate, n_descriptors, path_of, pb, rss_bytes, services,  # noqa: E402
+                     tokens_of, wait_for)
 
 SESSIONS = int(os.environ.get("BATON_HOSTILE_SESSIONS", "150"))
 SEED = int(os.environ.get("BATON_HOSTILE_SEED", "1"))
@@ -56,15 +57,6 @@ def listening_ports(pid):
                 if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
                     ports.add(int(fields[1].rsplit(":", 1)[1], 16))
     return ports
-
-
-def fd_count(pid):
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def rss_bytes(pid):
-    with open(f"/proc/{pid}/statm", encoding="utf-8") as f:
-        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Bystander:
@@ -137,7 +129,7 @@ class DamagedSessionsTest(unittest.TestCase):
         """Each process has then taken once what its libraries take once; descriptors and memory are noted."""
         Attack(split(cls.members.address), cls.record_client()).run(40)
         pids = {name: process.pid for name, process in cls.members.processes.items()}
-        cls.before = {name: (fd_count(pid), rss_bytes(pid)) for name, pid in pids.items()}
+        cls.before = {name: (n_descriptors(pid), rss_bytes(pid)) for name, pid in pids.items()}
 
     @classmethod
     def record_client(cls):
@@ -255,7 +247,7 @@ class DamagedSessionsTest(unittest.TestCase):
         cls.members.wait_idle()
 
         def quiet():
-            return all(fd_count(cls.members.processes[name].pid) <= n_fds for name, (n_fds, _) in cls.before.items())
+            return all(n_descriptors(cls.members.processes[name].pid) <= n_fds for name, (n_fds, _) in cls.before.items())
         wait_for("descriptors as at the start", quiet, 20)
         for name, (_, rss) in cls.before.items():
             case.assertLess(rss_bytes(cls.members.processes[name].pid) - rss, GROWTH_BYTES_MAX, name)

@@ -5,18 +5,13 @@ import sys
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from members import Members, generate, pb, tokens_of  # noqa: E402
+from members import Members, generate, pb, rss_bytes, tokens_of  # noqa: E402
 
 PROMPTS = 10
 PROMPT_TOKENS = 2048
 BLOCK = 16
 GROWTH_MAX = 0.001
 ROUNDS = 3  # the second one, and two more at most
-
-
-def rss_bytes(pid):
-    with open(f"/proc/{pid}/statm", encoding="utf-8") as f:
-        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class LongPromptTest(unittest.TestCase):

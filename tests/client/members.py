@@ -13,6 +13,8 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.error
+import urllib.request
 
 import grpc
 
@@ -56,6 +58,24 @@ def wait_for(what, condition, timeout_s=TIMEOUT_S):
         if time.monotonic() > until:
             raise AssertionError(f"{what} did not come within {timeout_s} s")
         time.sleep(0.02)
+
+
+def get(url):
+    """(HTTP status, text)."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def rss_bytes(pid):
+    with open(f"/proc/{pid}/statm", encoding="utf-8") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def n_descriptors(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 class Members:

@@ -8,14 +8,12 @@ import sys
 import threading
 import time
 import unittest
-import urllib.error
-import urllib.request
 
 import grpc
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import prometheus  # noqa: E402
-from members import TIMEOUT_S, Members, generate, pb, tokens_of, wait_for  # noqa: E402
+from members import TIMEOUT_S, Members, generate, get, pb, tokens_of, wait_for  # noqa: E402
 from raw_h2 import Crowd  # noqa: E402
 
 GENERATE = "/baton.v1.Generation/Generate"
@@ -24,14 +22,6 @@ GENERATE = "/baton.v1.Generation/Generate"
 def ask(n_prompt, max_tokens, **fields):
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=[7 * i % 250 for i in range(n_prompt)]),
                               sampling=pb.Sampling(max_tokens=max_tokens, ignore_eos=True), **fields)
-
-
-def get(url):
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as page:
-            return page.status, page.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 class OverloadTest(unittest.TestCase):

@@ -5,7 +5,7 @@ killed (SIGKILL) and started again.
     python tests/client/storm.py [--requests N] [--concurrency N] [--kill-every N] [--seed N]
     python tests/client/storm.py --no-kills     # measures the workers' memory too
 
-What must hold is said in check_*: each request ends once, in a way that its kind allows; what runs to its end has the
+What must hold: each request ends once, in a way that its kind allows; what runs to its end has the
 tokens of an undisturbed run; every block comes home; descriptors are as at the start; memory does not grow; and after a
 restart a new request gets its first token within five seconds. BATON and BATON_MAKE_TINY_MODEL as in members.py.
 """
@@ -21,7 +21,7 @@ import time
 import grpc
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from members import TIMEOUT_S, Members, generate, pb, tokens_of, wait_for  # noqa: E402
+from members import TIMEOUT_S, Members, generate, n_descriptors, pb, rss_bytes, tokens_of, wait_for  # noqa: E402
 
 N_VOCAB = 256  # ids that every tiny model has
 N_ASKS = 60
@@ -49,15 +49,6 @@ class Asks:
         # For deadlines that strike. With a stop string nobody can say how long it will take: it is let in.
         self.long = draw_ask(rng, 800, 800)
         self.long.sampling.stop.append("never to be found")
-
-
-def rss_kib(process):
-    with open(f"/proc/{process.pid}/status", encoding="ascii") as f:
-        return int(re.search(r"VmRSS:\s+(\d+) kB", f.read()).group(1))
-
-
-def n_descriptors(process):
-    return len(os.listdir(f"/proc/{process.pid}/fd"))
 
 
 class Storm:
@@ -147,8 +138,6 @@ def restart_all(members, storm, waits):
     waits.append(first_token_s(members, probe))
 
 
-
-
 def check_router_log(members):
     """Each request that came to the router has one end there."""
     ends = collections.Counter(re.findall(r"request done: req=\S+ id=(\S+) client=", members.log("router")))
@@ -169,7 +158,7 @@ def run(n_requests, concurrency, batch, kills, seed, say=print):
         storm.run(2 * concurrency)  # connections, pools and tables are there
         members.wait_idle()
         processes = members.processes
-        before = {name: n_descriptors(process) for name, process in processes.items()}
+        before = {name: n_descriptors(process.pid) for name, process in processes.items()}
         waits, rss, done = [], {}, 0
         while done < n_requests:
             n = min(batch, n_requests - done)
@@ -178,11 +167,11 @@ def run(n_requests, concurrency, batch, kills, seed, say=print):
             members.wait_ready()
             members.wait_idle()  # free + cached = total on every worker
             assert not storm.wrong, f"{len(storm.wrong)} requests ended wrongly (seed {seed}): {storm.wrong[:5]}"
-            rss[done] = {name: rss_kib(process) for name, process in processes.items()}
+            rss[done] = {name: rss_bytes(process.pid) // 1024 for name, process in processes.items()}
             say(f"storm: done={done} ends={sum(storm.ends.values())} rss_kib={rss[done]} "
                 f"first_token_s={max(waits, default=0):.2f}")
         assert max(waits, default=0) <= FIRST_TOKEN_S, f"first token {max(waits):.1f} s after a restart"
-        after = {name: n_descriptors(process) for name, process in processes.items()}
+        after = {name: n_descriptors(process.pid) for name, process in processes.items()}
         assert after["router"] <= before["router"], f"descriptors: {before} before, {after} after"
         if not kills:
             assert all(after[name] <= before[name] for name in before), f"descriptors: {before} before, {after} after"
