@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import unittest
 
 import grpc
@@ -136,7 +135,7 @@ class OverloadTest(unittest.TestCase):
         wait_for("the router's unreadiness", lambda: get(members.admin("router") + "/readyz")[0] == 503)
         self.assertEqual(get(members.admin("p") + "/readyz")[0], 200)
         members.kill("router")
-        time.sleep(0.3)
+        members.wait_log("p", "router lost: ")
         self.assertEqual(get(members.admin("p") + "/readyz")[0], 200)
 
 
