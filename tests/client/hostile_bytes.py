@@ -24,7 +24,6 @@ EXTREMES = [0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 1 << 31, 0xFFFFF
 PIECE_MAX = 64
 END_S = 5 * int(os.environ.get("BATON_SLOWNESS", "2"))  # from the end of what is said to the end of the connection
 FD_MAX = 8
-WINDOW_UPDATE = 8
 
 
 def connect(target):
@@ -224,20 +223,6 @@ class Attack:
         return time.monotonic() - began
 
 
-
-def frames(bytes_):
-    """(type, flags, stream, payload) of each whole HTTP/2 frame, and what is left."""
-    found, at = [], 0
-    while at + 9 <= len(bytes_):
-        end = at + 9 + int.from_bytes(bytes_[at:at + 3], "big")
-        if end > len(bytes_):
-            break
-        found.append((bytes_[at + 3], bytes_[at + 4], int.from_bytes(bytes_[at + 5:at + 9], "big") & 0x7FFFFFFF,
-                      bytes_[at + 9:end]))
-        at = end
-    return found, bytes_[at:]
-
-
 class Unfinished:
     """Begins a gRPC call and sends all of its message of `n_bytes` but the last byte, as the server's windows allow; then
     holds the connection until close(). `taken`: bytes sent; `ended`: the server did not want more."""
@@ -277,9 +262,9 @@ class Unfinished:
     def read(self):
         bytes_ = self.socket.recv(1 << 16)
         self.ended = not bytes_
-        found, self.unread = frames(self.unread + bytes_)
+        found, self.unread = h2.frames(self.unread + bytes_)
         for kind, flags, stream, payload in found:
-            if kind == WINDOW_UPDATE:
+            if kind == h2.WINDOW_UPDATE:
                 self.windows[stream] = self.windows.get(stream, 0) + int.from_bytes(payload, "big")
             elif kind == h2.SETTINGS and flags == 0:
                 for key, value in struct.iter_unpack("!HI", payload):

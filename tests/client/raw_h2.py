@@ -10,13 +10,26 @@ import struct
 import threading
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 ACK, END_STREAM, END_HEADERS = 1, 1, 4
 INITIAL_WINDOW_SIZE = 4
 
 
 def frame(kind, flags, stream, payload=b""):
     return struct.pack("!I", len(payload))[1:] + bytes([kind, flags]) + struct.pack("!I", stream) + payload
+
+
+def frames(bytes_):
+    """(type, flags, stream, payload) of each whole HTTP/2 frame, and what is left."""
+    found, at = [], 0
+    while at + 9 <= len(bytes_):
+        end = at + 9 + int.from_bytes(bytes_[at:at + 3], "big")
+        if end > len(bytes_):
+            break
+        found.append((bytes_[at + 3], bytes_[at + 4], int.from_bytes(bytes_[at + 5:at + 9], "big") & 0x7FFFFFFF,
+                      bytes_[at + 9:end]))
+        at = end
+    return found, bytes_[at:]
 
 
 def literal(name, value):
@@ -39,7 +52,7 @@ def call(authority, path, message):
 
 class Connection:
     def __init__(self, sock):
-        self.sock, self.received, self.ended = sock, bytearray(), False
+        self.sock, self.unread, self.ended = sock, b"", False
 
 
 class Crowd:
@@ -74,18 +87,11 @@ class Crowd:
                 if not received:
                     self.drop(key.fileobj)
                     continue
-                key.data.received.extend(received)
-                self.take(key.data)
+                self.take(key.data, received)
 
-    def take(self, connection):
-        sock, received = connection.sock, connection.received
-        while len(received) >= 9:
-            length = int.from_bytes(received[:3], "big")
-            if len(received) < 9 + length:
-                return
-            kind, flags = received[3], received[4]
-            payload = bytes(received[9:9 + length])
-            del received[:9 + length]
+    def take(self, connection, received):
+        found, connection.unread = frames(connection.unread + received)
+        for kind, flags, _, payload in found:
             answer = b""
             if kind == PING and not flags & ACK:
                 answer = frame(PING, ACK, 0, payload)
@@ -96,9 +102,9 @@ class Crowd:
                 self.n_ended += 1
             if answer:
                 try:
-                    sock.sendall(answer)
+                    connection.sock.sendall(answer)
                 except OSError:
-                    self.drop(sock)
+                    self.drop(connection.sock)
                     return
 
     def drop(self, sock):
