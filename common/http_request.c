@@ -3,7 +3,8 @@
  * then for each piece of the body, then once more without one; and for a request that its
  * handler deferred again each time that the connection is resumed, until there is an answer.
  *
- *   head  --(no certificate, gate, length past the limit)--> answered, the connection ends
+ *   head  --(no certificate, gate, two lengths, length past the limit)--> answered, the connection
+ * ends
  *    |
  *   body pieces: kept up to the limit; past it, or for a request that will be refused,
  *    |           thrown away; past twice the limit the connection ends
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "common/check.h"
 #include "common/http_int.h"
@@ -149,6 +151,27 @@ static bool says_too_long(const bt_http_request *request)
     return text != NULL && strtoull(text, NULL, 10) > request->server->options.body_bytes_max;
 }
 
+static enum MHD_Result count_framing(void *ctx, enum MHD_ValueKind kind, const char *name,
+                                     const char *value)
+{
+    (void)kind;
+    (void)value;
+    size_t *n = ctx;
+    *n += strcasecmp(name, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0 ||
+          strcasecmp(name, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0;
+    return MHD_YES;
+}
+
+/* Where the body ends is said more than once: a proxy on the way may have taken another end than
+ * libmicrohttpd, and so let its client put a request of its own among those of others (RFC 9112,
+ * 6.1 and 6.3). */
+static bool is_framed_twice(const bt_http_request *request)
+{
+    size_t n = 0;
+    (void)MHD_get_connection_values(request->mhd, MHD_HEADER_KIND, count_framing, &n);
+    return n > 1;
+}
+
 static void say_allowed(bt_http_request *request)
 {
     char allow[ALLOW_BYTES] = "";
@@ -170,7 +193,8 @@ static void refuse(bt_http_request *request, unsigned code)
     const char *text = code == MHD_HTTP_METHOD_NOT_ALLOWED    ? "method not allowed"
                        : code == MHD_HTTP_CONTENT_TOO_LARGE   ? "the body is too large"
                        : code == MHD_HTTP_SERVICE_UNAVAILABLE ? "too many bodies at a time"
-                                                              : "not found";
+                       : code == MHD_HTTP_BAD_REQUEST ? "the body's length is given more than once"
+                                                      : "not found";
     if (code == MHD_HTTP_METHOD_NOT_ALLOWED) {
         say_allowed(request);
     }
@@ -204,6 +228,9 @@ static bool on_head(bt_http_request *request)
     }
     if (o->hooks.gate != NULL) {
         o->hooks.gate(request, o->hooks.ctx);
+    }
+    if (!request->answered && is_framed_twice(request)) {
+        refuse(request, MHD_HTTP_BAD_REQUEST);
     }
     if (!request->answered && says_too_long(request)) {
         refuse(request, MHD_HTTP_CONTENT_TOO_LARGE);

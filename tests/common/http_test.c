@@ -211,6 +211,31 @@ static void bodies_past_the_limit_are_refused(void **state)
     starts_with(ask(f, "GET /metrics HTTP/1.1\r\n" HEAD_END), "HTTP/1.1 200 "); /* still there */
 }
 
+/* What a proxy took for a body must not be served as a request. */
+static void two_ends_of_a_body_are_refused(void **state)
+{
+    fixture *f = *state;
+    static const char *const heads[] = {
+        "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        "Content-Length: 5\r\nContent-Length: 60\r\n",
+        "content-length: 5\r\nCONTENT-LENGTH: 5\r\n",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+    };
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        char text[400];
+        (void)snprintf(text, sizeof text,
+                       "POST /echo HTTP/1.1\r\nHost: x\r\n%s\r\n"
+                       "0\r\n\r\nGET /metrics HTTP/1.1\r\n" HEAD_END,
+                       heads[i]);
+        const char *reply = ask(f, text);
+        starts_with(reply, "HTTP/1.1 400 ");
+        assert_non_null(strstr(reply, "the body's length is given more than once"));
+        assert_null(strstr(reply + 1, "HTTP/1.1 "));
+    }
+    assert_int_equal(f->n_handled, 0);
+}
+
 static void nonsense_and_huge_heads_are_refused(void **state)
 {
     fixture *f = *state;
@@ -343,6 +368,7 @@ int main(void)
         http_test(unknown_paths_and_methods_are_told_apart),
         http_test(handlers_see_headers_query_and_body),
         http_test(bodies_past_the_limit_are_refused),
+        http_test(two_ends_of_a_body_are_refused),
         http_test(nonsense_and_huge_heads_are_refused),
         http_test(a_port_in_use_and_a_wrong_address_say_so),
         http_test(destroy_ends_connections_that_wait),
