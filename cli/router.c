@@ -7,7 +7,9 @@
 
 #include "cli/client.h"
 #include "cli/process.h"
+#include "common/name.h"
 #include "common/socket.h"
+#include "proto/link.h"
 #include "router/router.h"
 
 typedef struct router_options {
@@ -162,7 +164,8 @@ static const bt_config_option options_table[] = {
      .fallback = "64MiB",
      .min = 0,
      .max = INT64_MAX,
-     .help = "Most bytes of one client's requests and of replies that it has not read; 0: no limit.",
+     .help =
+         "Most bytes of one client's requests and of replies that it has not read; 0: no limit.",
      .offset = FIELD(client_bytes_max)},
     {.name = "prompt-tokens-max",
      .type = BT_CONFIG_INT,
@@ -282,8 +285,9 @@ static const bt_config_option options_table[] = {
      .fallback = "256M",
      .min = 0,
      .max = INT64_C(1) << 50,
-     .help = "When a worker drains, other ones pull so much of its hot cached prefixes, at most; 0 is "
-             "nothing.",
+     .help =
+         "When a worker drains, other ones pull so much of its hot cached prefixes, at most; 0 is "
+         "nothing.",
      .offset = FIELD(drain_prefix_bytes)},
     {.name = "worker-timeout",
      .type = BT_CONFIG_DURATION,
@@ -342,9 +346,10 @@ static const bt_config_option options_table[] = {
 static const bt_config_spec spec = {
     .command = "baton router",
     .section = "router",
-    .summary =
-        "Runs a router: clients connect to --listen (gRPC) and --http, workers attach to --attach. It\n"
-        "serves until Ctrl-C. All its state is soft: a restarted one knows its workers again in a second.",
+    .summary = "Runs a router: clients connect to --listen (gRPC) and --http, workers attach to "
+               "--attach. It\n"
+               "serves until Ctrl-C. All its state is soft: a restarted one knows its workers "
+               "again in a second.",
     .examples =
         "  baton router --model SmolLM2-135M-Instruct.Q4_1.gguf\n"
         "  baton router --model a.gguf=small --model b.gguf=large --listen 0.0.0.0:7070 \\\n"
@@ -397,6 +402,10 @@ static bt_status start_router(router_process *r, bt_error *err)
     if (o->models.n > BT_ROUTER_MODELS_MAX) {
         return bt_error_set(err, BT_EINVAL, "a router serves %d models at most",
                             BT_ROUTER_MODELS_MAX);
+    }
+    if (!bt_name_is_valid(o->name, BT_LINK_NAME_MAX)) {
+        return bt_error_set(err, BT_EINVAL, "--name has 1 to %d " BT_NAME_ALPHABET,
+                            BT_LINK_NAME_MAX - 1);
     }
     bt_status status = check_doors(r, err);
     if (status != BT_OK) {

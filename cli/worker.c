@@ -14,6 +14,7 @@
 #include "cli/process.h"
 #include "cli/terminal.h"
 #include "common/alloc.h"
+#include "common/name.h"
 #include "common/socket.h"
 #include "decode/worker.h"
 #include "engine/gguf.h"
@@ -247,10 +248,11 @@ static const bt_config_option options_table[] = {
      .group = "KV transfer",
      .fallback = "auto",
      .choices = auths,
-     .help = "What is authenticated with the cluster key over tcp: 'frames' (all that steers a "
-             "transfer), or 'full' (KV blocks too, at a good half of the speed on a fast link). The "
-             "stricter of both workers' wishes holds; auto is frames on a loopback address and "
-             "full on any other.",
+     .help =
+         "What is authenticated with the cluster key over tcp: 'frames' (all that steers a "
+         "transfer), or 'full' (KV blocks too, at a good half of the speed on a fast link). The "
+         "stricter of both workers' wishes holds; auto is frames on a loopback address and "
+         "full on any other.",
      .offset = FIELD(kv_auth)},
     {.name = "kv-rate-limit",
      .type = BT_CONFIG_BYTES,
@@ -352,8 +354,8 @@ static bt_status check_options(const worker_options *o, bt_error *err)
     if (strlen(o->model) >= sizeof((worker_process *)NULL)->model_path) {
         return bt_error_set(err, BT_EINVAL, "--model: the path is too long");
     }
-    if (o->name != NULL && strlen(o->name) >= BT_LINK_NAME_MAX) {
-        return bt_error_set(err, BT_EINVAL, "--name has %d characters at most",
+    if (o->name != NULL && !bt_name_is_valid(o->name, BT_LINK_NAME_MAX)) {
+        return bt_error_set(err, BT_EINVAL, "--name has 1 to %d " BT_NAME_ALPHABET,
                             BT_LINK_NAME_MAX - 1);
     }
     if (o->kv_socket != NULL && strlen(o->kv_socket) >= BT_KV_ADDRESS_BYTES) {

@@ -27,6 +27,7 @@
 #include "common/clock.h"
 #include "common/hash.h"
 #include "common/log.h"
+#include "common/name.h"
 
 enum {
     UNREACHED_MS = 5000, /* without a connection for so long: said once */
@@ -275,7 +276,8 @@ static bool take_challenge(bt_link_session *s, const Baton__Worker__V1__Challeng
 static bool take_welcome(bt_link_session *s, const Baton__Worker__V1__Welcome *in)
 {
     if (s->state != BT_LINK_SESSION_DIALING || !s->proved ||
-        in->protocol_version != BT_LINK_PROTOCOL_VERSION) {
+        in->protocol_version != BT_LINK_PROTOCOL_VERSION ||
+        !bt_name_is_valid(in->router_name, sizeof s->router_name)) {
         return false;
     }
     snprintf(s->router_name, sizeof s->router_name, "%s", in->router_name);

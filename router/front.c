@@ -6,6 +6,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "common/name.h"
+
 static bt_status check_number(const char *name, double value, double min, bool min_is_in,
                               double max, bool max_is_in, bt_error *err)
 {
@@ -142,18 +144,10 @@ bt_status bt_router_front_check(const bt_router_front_request *request, bt_error
     if (status == BT_OK) {
         status = check_length("cache_salt", request->cache_salt_len, BT_ROUTER_SALT_BYTES_MAX, err);
     }
-    if (status == BT_OK && request->label != NULL && !bt_router_label_is_valid(request->label)) {
-        status = bt_error_set(err, BT_EINVAL,
-                              "x-request-id must be 1 to %d letters, digits, '-', '_' or '.'",
+    if (status == BT_OK && request->label != NULL &&
+        !bt_name_is_valid(request->label, BT_ROUTER_LABEL_MAX)) {
+        status = bt_error_set(err, BT_EINVAL, "x-request-id must be 1 to %d " BT_NAME_ALPHABET,
                               BT_ROUTER_LABEL_MAX - 1);
     }
     return status;
-}
-
-bool bt_router_label_is_valid(const char *label)
-{
-    const size_t len = strlen(label);
-    return len > 0 && len < BT_ROUTER_LABEL_MAX &&
-           strspn(label, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") ==
-               len;
 }

@@ -109,9 +109,6 @@ typedef struct bt_router_front_ops {
 BT_MUST_CHECK bt_status bt_router_front_check(const bt_router_front_request *request,
                                               bt_error *err);
 
-/* "x-request-id" as the API wants it: 1-64 letters, digits, '-', '_', '.'. */
-bool bt_router_label_is_valid(const char *label);
-
 /* Takes a checked request in. On BT_OK the stream begins, with `ops` (outlives it) and ctx.
  * BT_ENOTFOUND: no such model; BT_EINVAL; BT_EEXHAUSTED: too many requests, *retry_after_ms
  * says when to come back; BT_EPEER: the router shuts down; BT_ENOMEM. */

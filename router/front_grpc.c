@@ -18,6 +18,7 @@
 
 #include "common/check.h"
 #include "common/log.h"
+#include "common/name.h"
 #include "engine/detokenizer.h"
 #include "router/front_grpc_int.h"
 
@@ -184,7 +185,7 @@ static void on_generate_message(bt_rpc_call *call, const uint8_t *data, size_t l
     }
     rest_patience(&g->patience);
     const char *given = bt_rpc_call_meta(call, "x-request-id");
-    if (given != NULL && bt_router_label_is_valid(given)) {
+    if (given != NULL && bt_name_is_valid(given, BT_ROUTER_LABEL_MAX)) {
         echo_label(call, given);
     }
     bt_error err = {.text = ""};

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "common/name.h"
 #include "router/front_http_call.h"
 
 enum {
@@ -145,7 +146,7 @@ static void read_label(bt_router_http_call *call, const char *label)
     if (label == NULL) {
         return;
     }
-    if (bt_router_label_is_valid(label)) {
+    if (bt_name_is_valid(label, BT_ROUTER_LABEL_MAX)) {
         (void)snprintf(call->label, sizeof call->label, "%s", label);
         call->has_label = true;
     } else if (call->status == BT_OK) {

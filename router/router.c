@@ -17,6 +17,7 @@
 #include "common/check.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/name.h"
 #include "router/router_int.h"
 
 enum {
@@ -260,6 +261,10 @@ static bt_status check_options(const bt_router_options *o, bt_error *err)
         if (status != BT_OK) {
             return status;
         }
+    }
+    if (o->name != NULL && !bt_name_is_valid(o->name, BT_LINK_NAME_MAX)) {
+        return bt_error_set(err, BT_EINVAL, "a router's name has 1 to %d " BT_NAME_ALPHABET,
+                            BT_LINK_NAME_MAX - 1);
     }
     return BT_OK;
 }

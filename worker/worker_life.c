@@ -19,6 +19,7 @@
 #include "common/check.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/name.h"
 
 enum {
     REQUESTS_MAX_DEFAULT = 256,
@@ -75,8 +76,8 @@ void bt_worker_size_model(const bt_worker_options *options, bt_model_options *mo
 
 static bt_status check_options(const bt_worker_options *o, bt_error *err)
 {
-    if (o->name == NULL || o->name[0] == '\0' || strlen(o->name) >= BT_LINK_NAME_MAX) {
-        return bt_error_set(err, BT_EINVAL, "a worker's name has 1 to %d characters",
+    if (o->name == NULL || !bt_name_is_valid(o->name, BT_LINK_NAME_MAX)) {
+        return bt_error_set(err, BT_EINVAL, "a worker's name has 1 to %d " BT_NAME_ALPHABET,
                             BT_LINK_NAME_MAX - 1);
     }
     if (o->n_routers == 0 || o->n_routers > BT_LINK_ROUTERS_MAX) {

@@ -22,14 +22,14 @@ size_t by_hand_pack(Baton__Worker__V1__Event *event, uint8_t *out)
     return baton__worker__v1__from_worker__pack(&message, out);
 }
 
-size_t by_hand_hello(uint32_t version, const uint8_t nonce[BT_PROOF_NONCE_BYTES], uint8_t *out)
+size_t by_hand_hello(const char *name, uint32_t version, const uint8_t nonce[BT_PROOF_NONCE_BYTES],
+                     uint8_t *out)
 {
     uint8_t zeros[BT_LINK_ID_BYTES] = {0};
     const ProtobufCBinaryData id = {.len = sizeof zeros, .data = zeros};
-    char name[] = BY_HAND_NAME;
     Baton__Worker__V1__Hello hello = INIT(HELLO);
     hello.protocol_version = version;
-    hello.name = name;
+    hello.name = (char *)(uintptr_t)name;
     hello.role = BATON__WORKER__V1__ROLE__ROLE_BOTH;
     hello.numerics_id = id;
     hello.model_fingerprint = id;
@@ -74,7 +74,7 @@ void by_hand_greet(talk *t, pair *p, bt_proof_terms *terms, uint8_t proof[BT_PRO
 {
     uint8_t bytes[BY_HAND_BYTES];
     talk_start(t, p, BY_HAND_PATH);
-    talk_send(t, bytes, by_hand_hello(terms->version, terms->worker_nonce, bytes));
+    talk_send(t, bytes, by_hand_hello(BY_HAND_NAME, terms->version, terms->worker_nonce, bytes));
     talk_wait_replies(t, 1);
     Baton__Worker__V1__ToWorker *reply = by_hand_reply(t, 0);
     assert_int_equal(reply->commands[0]->command_case,

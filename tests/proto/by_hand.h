@@ -14,7 +14,8 @@ enum { BY_HAND_BYTES = 512 }; /* room for each message below */
 
 /* Each packs one message into `out` and returns its size. */
 size_t by_hand_pack(Baton__Worker__V1__Event *event, uint8_t *out);
-size_t by_hand_hello(uint32_t version, const uint8_t nonce[BT_PROOF_NONCE_BYTES], uint8_t *out);
+size_t by_hand_hello(const char *name, uint32_t version, const uint8_t nonce[BT_PROOF_NONCE_BYTES],
+                     uint8_t *out);
 size_t by_hand_proof(const uint8_t proof[BT_PROOF_BYTES], uint8_t *out);
 
 /* The terms of a session of this worker, without the router's nonce. */

@@ -135,7 +135,7 @@ static int tear_down(void **state)
 static size_t pack_hello(uint32_t version, uint8_t *out)
 {
     static const uint8_t nonce[BT_PROOF_NONCE_BYTES] = {1};
-    return by_hand_hello(version, nonce, out);
+    return by_hand_hello(BY_HAND_NAME, version, nonce, out);
 }
 
 static size_t pack_blocks(uint64_t number, int kind, size_t len, uint8_t *out)
@@ -224,6 +224,25 @@ static void other_protocol_version_is_refused_with_advice(void **state)
     assert_int_equal(f->talk.code, BT_RPC_FAILED_PRECONDITION);
     assert_non_null(strstr(f->talk.message, "by-hand"));
     assert_non_null(strstr(f->talk.message, "Run the same version"));
+    assert_int_equal(f->n_up, 0);
+}
+
+/* Names stand unquoted in logs and tables. */
+static void worker_with_a_name_that_is_none_is_refused(void **state)
+{
+    static const uint8_t nonce[BT_PROOF_NONCE_BYTES] = {1};
+    static const char *const names[] = {"",         "a worker", "w\" why=\"",
+                                        "w\x1b[2J", "w\n",      "w\xC3\xA9"};
+    fixture *f = *state;
+    for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
+        uint8_t bytes[512];
+        talk_start(&f->talk, &f->pair, BY_HAND_PATH);
+        talk_send(&f->talk, bytes, by_hand_hello(names[i], BT_LINK_PROTOCOL_VERSION, nonce, bytes));
+        talk_wait_done(&f->talk);
+        assert_int_equal(f->talk.code, BT_RPC_INVALID_ARGUMENT);
+        talk_free(&f->talk);
+        f->talk = (talk){0};
+    }
     assert_int_equal(f->n_up, 0);
 }
 
@@ -405,6 +424,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         LINK_TEST(other_protocol_version_is_refused_with_advice),
+        LINK_TEST(worker_with_a_name_that_is_none_is_refused),
         LINK_TEST(silent_worker_is_given_up),
         LINK_TEST(stream_without_hello_is_given_up),
         LINK_TEST(gap_in_block_events_asks_for_a_snapshot_once),

@@ -304,7 +304,7 @@ static void version_1_is_refused_without_a_challenge(void **state)
     static const uint8_t nonce[BT_PROOF_NONCE_BYTES];
     uint8_t bytes[BY_HAND_BYTES];
     talk_start(&f->talk, &f->pair, BY_HAND_PATH);
-    talk_send(&f->talk, bytes, by_hand_hello(1, nonce, bytes));
+    talk_send(&f->talk, bytes, by_hand_hello(BY_HAND_NAME, 1, nonce, bytes));
     talk_wait_done(&f->talk);
     assert_int_equal(f->talk.code, BT_RPC_FAILED_PRECONDITION);
     assert_non_null(strstr(f->talk.message, "protocol version 1"));
@@ -467,18 +467,32 @@ static void router_that_mirrors_the_worker_gets_no_proof(void **state)
     expect_mistrust(f);
 }
 
-static void welcome_without_a_challenge_is_not_believed(void **state)
+static void send_welcome(fixture *f, const char *name)
 {
-    fixture *f = *state;
-    char name[] = "router-0";
     Baton__Worker__V1__Welcome welcome = INIT(WELCOME);
     welcome.protocol_version = BT_LINK_PROTOCOL_VERSION;
-    welcome.router_name = name;
+    welcome.router_name = (char *)(uintptr_t)name;
     Baton__Worker__V1__Command command = INIT(COMMAND);
     command.command_case = BATON__WORKER__V1__COMMAND__COMMAND_WELCOME;
     command.welcome = &welcome;
     send_command(f, &command);
+}
+
+static void welcome_without_a_challenge_is_not_believed(void **state)
+{
+    fixture *f = *state;
+    send_welcome(f, "router-0");
     expect_mistrust(f);
+}
+
+static void router_with_a_name_that_is_none_is_left(void **state)
+{
+    fixture *f = *state;
+    send_challenge(f, &f->key, BT_PROOF_ROUTER);
+    WAIT_FOR(&f->pair, f->n_heard == 2);
+    send_welcome(f, "router why=\"\x1b[2J\"");
+    WAIT_FOR(&f->pair, bt_link_worker_get_stats(f->worker).refusals == 1);
+    assert_int_equal(f->n_router_up, 0);
 }
 
 static void router_that_says_nothing_is_left(void **state)
@@ -509,6 +523,7 @@ int main(void)
         WORKER_TEST(router_with_another_key_gets_no_proof),
         WORKER_TEST(router_that_mirrors_the_worker_gets_no_proof),
         WORKER_TEST(welcome_without_a_challenge_is_not_believed),
+        WORKER_TEST(router_with_a_name_that_is_none_is_left),
         WORKER_TEST(router_that_says_nothing_is_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
