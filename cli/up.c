@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/children.h"
@@ -429,11 +430,17 @@ static void print_addresses(const up_options *o)
     (void)fflush(stdout);
 }
 
-/* Written whole, then renamed: who sees the file sees all of it. */
+/* Written whole, then renamed: who sees the file sees all of it. A device or a pipe in its place
+ * would be replaced. */
 static bt_status tell_ready(const up_options *o, bt_error *err)
 {
     if (!o->ready_file) {
         return BT_OK;
+    }
+    struct stat before;
+    if (stat(o->ready_file, &before) == 0 && !S_ISREG(before.st_mode)) {
+        return bt_error_set(err, BT_EIO, "cannot write --ready-file '%s': it is no regular file",
+                            o->ready_file);
     }
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof path, "%s.new", o->ready_file);

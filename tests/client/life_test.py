@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -227,7 +228,8 @@ class UpTest(unittest.TestCase):
     def test_wrong_command_line_is_a_usage_error(self):
         for arguments in (["nothing"], ["up", "--nothing"], ["up"], ["up", "--prefill", "-1", "--model", "x"],
                           ["worker", "--role", "cook"], ["worker"], ["router"], ["worker", "--model", "x", "--chunk", "17"],
-                          ["worker", "--model", "x", "--router", "7071"], ["bench", "nothing"], ["drain"]):
+                          ["worker", "--model", "x", "--router", "7071"], ["bench", "nothing"], ["drain"],
+                          ["router", "--model", "x", "--name", "a b"], ["worker", "--model", "x", "--name", "a\x1b[2J"]):
             with self.subTest(" ".join(arguments)):
                 done = run_baton(*arguments)
                 self.assertEqual(done.returncode, 2, done.stderr)
@@ -263,14 +265,20 @@ class UpTest(unittest.TestCase):
 
     def test_ready_file_that_cannot_be_written_is_told_before_readiness(self):
         with tempfile.TemporaryDirectory() as folder:
-            place = os.path.join(folder, "a-folder")
-            os.mkdir(place)
-            done = run_baton("up", "--model", tiny_model("odd", folder), "--listen", "127.0.0.1:0", "--threads", "1",
-                             "--kv-pool-bytes", "16M", "--ready-file", place)
-            self.assertEqual(done.returncode, 1)
-            self.assertIn(f"cannot write --ready-file '{place}'", done.stderr)
-            self.assertEqual(done.stdout, "")
-            self.assertNotIn("a-folder.new", os.listdir(folder))
+            model = tiny_model("odd", folder)
+            places = [os.path.join(folder, name) for name in ("a-folder", "a-pipe", "missing/file")]
+            os.mkdir(places[0])
+            os.mkfifo(places[1])
+            before = sorted(os.listdir(folder))
+            for place in places:
+                with self.subTest(place):
+                    done = run_baton("up", "--model", model, "--listen", "127.0.0.1:0", "--threads", "1",
+                                     "--kv-pool-bytes", "16M", "--ready-file", place)
+                    self.assertEqual(done.returncode, 1)
+                    self.assertIn(f"cannot write --ready-file '{place}'", done.stderr)
+                    self.assertEqual(done.stdout, "")
+                    self.assertEqual(sorted(os.listdir(folder)), before)
+            self.assertTrue(stat.S_ISFIFO(os.stat(places[1]).st_mode))
 
     def test_drained_member_ends_the_cluster_with_the_reason(self):
         up = Up(self)
