@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The file of API keys, up to a byte 0, and an authorization header, which is the rest. The oracle:
- * a header lets in whom the file names, and nobody when it does not begin with "Bearer ". */
+ * a header lets in whom the file names, and nobody when it does not begin with the scheme (in any
+ * case, RFC 9110, section 11.1) and a space. */
 #include <string.h>
+#include <strings.h>
 
 #include "common/keys.h"
 #include "common/log.h"
@@ -21,7 +23,7 @@ static void check_header(bt_keys *keys, const char *header)
             bt_fuzz_expect_told(status, &err);
             continue;
         }
-        FUZZ_EXPECT(header != NULL && strncmp(header, "Bearer ", 7) == 0);
+        FUZZ_EXPECT(header != NULL && strncasecmp(header, "Bearer ", 7) == 0);
         FUZZ_EXPECT(strlen(header) - 7 >= BT_KEYS_SECRET_MIN);
         FUZZ_EXPECT(memchr(client.name, 0, sizeof client.name) != NULL && client.name[0] != '\0');
     }

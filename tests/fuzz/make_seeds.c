@@ -94,6 +94,7 @@ static void write_texts(void)
         TEXT("keys", "clients",
              "# who may come in\nalice 0123456789abcdef\nbob  fedcba9876543210 share # roles\n"
              "mon\t0000000000000000 metrics\n\nalice 1123456789abcdef\n\0Bearer 0123456789abcdef"),
+        TEXT("keys", "any_case", "alice 0123456789abcdef\n\0bEARER  0123456789abcdef"),
         TEXT("keys", "hashed",
              "carol blake2b:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\n"
              "\0Bearer carol"),
