@@ -310,6 +310,10 @@ static void echo_prompt(rig_worker *w, const rig_run *run)
 static void advance(rig_worker *w, rig_run *run)
 {
     const bool is_prefill = run->mode == BT_LINK_MODE_PREFILL;
+    if (run->mode == BT_LINK_MODE_DECODE &&
+        result_of(w, run, run->next_index - 1).token == RIG_EOS) {
+        finish(w, run, BT_OK, BT_FINISH_NONE); /* the prefill worker's first token is the last */
+    }
     while (!run->finished && !run->cancelled && !run->parked) {
         const uint32_t n_made = run->next_index;
         if (run->max_tokens == 0) {
