@@ -334,6 +334,10 @@ static void write_sink(void)
     frame = (bt_frame){.type = BT_FRAME_END, .u.end = {.status = BT_OK, .text = ""}};
     put_frame(&made, 0, &frame);
     write_seed("kv", "sink", &made);
+    made.len = 1; /* of a transfer that is not offered, in its last moment */
+    frame = (bt_frame){.type = BT_FRAME_PULL, .u.pull = {.n_wanted = 2, .wanted = wanted}};
+    put_frame(&made, 2, &frame);
+    write_seed("kv", "sink_late", &made);
 }
 
 static void write_source(void)

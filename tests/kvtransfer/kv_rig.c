@@ -105,7 +105,7 @@ static void on_wanted(bt_kv_transfer transfer, const bt_hash128 *identities, uin
     kv_rig *rig = ctx;
     kv_rig_end *end = &rig->ends[transfer.request.lo];
     assert_in_range(n, 1, BT_KV_WANTED_MAX);
-    assert_true(deadline_ns > rig->now_ns);
+    assert_true(deadline_ns >= rig->now_ns);
     end->n_wanted = n;
     memcpy(end->wanted, identities, n * sizeof *identities);
     if (rig->on_wanted) {
