@@ -400,7 +400,7 @@ class DeathTest(unittest.TestCase):
         members.kill("router")
         ports = [address.rsplit(":", 1)[1] for address in (members.address, members.attach)]
         members.start("router", "router", "--model", members.model, "--listen", f"127.0.0.1:{ports[0]}", "--attach",
-                      f"127.0.0.1:{ports[1]}")
+                      f"127.0.0.1:{ports[1]}", "--http", "none")
         members.wait_ready()
         self.assertEqual(len(tokens_of(generate(members.stub, pb.GenerateRequest(
             text="hi", sampling=pb.Sampling(max_tokens=9, ignore_eos=True)), wait_for_ready=True))), 9)

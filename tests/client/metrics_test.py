@@ -287,7 +287,7 @@ class ExplainTest(unittest.TestCase):
         members.kill("router")
         ports = [address.rsplit(":", 1)[1] for address in (members.address, members.attach)]
         members.start("router", "router", "--model", members.model, "--listen", f"127.0.0.1:{ports[0]}", "--attach",
-                      f"127.0.0.1:{ports[1]}")
+                      f"127.0.0.1:{ports[1]}", "--http", "none")
         members.wait_ready()
         text = self.explain(members, "before")
         self.assertIn("this router does not know it; its workers do", text)
