@@ -3,6 +3,7 @@
 random-weight model whose tokens are bytes."""
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -216,9 +217,15 @@ class RefusalTest(unittest.TestCase):
 
 class EndTest(unittest.TestCase):
     def test_deadline_ends_the_request_and_frees_its_blocks(self):
-        with self.assertRaises(grpc.RpcError) as caught:
-            generate(members.stub, ask("x" * 30, max_tokens=900), timeout=0.15)
-        self.assertEqual(caught.exception.code(), grpc.StatusCode.DEADLINE_EXCEEDED)
+        calls = [members.stub.Generate(ask("x" * 30 + str(i), max_tokens=900), timeout=1) for i in range(4)]
+        next(calls[0])
+        members.signal("d", signal.SIGSTOP)  # however fast it is
+        self.addCleanup(members.signal, "d", signal.SIGCONT)
+        for call in calls:
+            with self.assertRaises(grpc.RpcError) as caught:
+                list(call)
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.DEADLINE_EXCEEDED)
+        members.signal("d", signal.SIGCONT)
         members.wait_idle()
 
     def test_cancel_frees_the_blocks(self):

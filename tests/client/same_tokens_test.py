@@ -9,6 +9,7 @@ texts and ends must be equal, and the workers' counters prove that what was to h
 import concurrent.futures
 import os
 import random
+import signal
 import sys
 import unittest
 
@@ -113,8 +114,15 @@ class SameTokensTest(unittest.TestCase):
         members.worker("p", "prefill", *prefill)
         members.worker("d", "decode", *decode)
         members.wait_ready()
+        members.signal("d", signal.SIGSTOP)  # until there are as many as it shall have at once
         with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
-            runs = list(pool.map(lambda request: generate(members.stub, request), requests[:-N_LAST]))
+            futures = [pool.submit(generate, members.stub, request) for request in requests[:-N_LAST]]
+            at_once = min(CONCURRENCY, len(futures))
+            try:
+                wait_for("all clients' requests", lambda: members.status().router.requests_running >= at_once)
+            finally:
+                members.signal("d", signal.SIGCONT)
+            runs = [future.result() for future in futures]
         members.wait_idle()
         runs += [generate(members.stub, request) for request in requests[-N_LAST:]]
         members.wait_idle()
