@@ -5,6 +5,7 @@ undisturbed run.
 
     python tests/client/chaos.py --seed N          # one schedule again
     python tests/client/chaos.py --minutes M       # new seeds for so long, which are printed
+    python tests/client/chaos.py --stop SECONDS    # each member stands still once for so long, with the default timers
 
 BATON and BATON_MAKE_TINY_MODEL as in members.py.
 """
@@ -86,8 +87,8 @@ class Proxy:
 
 
 class Chaos:
-    def __init__(self):
-        self.members = Members("odd", *ROUTER_OPTIONS)
+    def __init__(self, router_options=ROUTER_OPTIONS):
+        self.members = Members("odd", *router_options)
         self.router = self.members.attach
         self.proxies = {}
         for name in WORKERS:
@@ -141,6 +142,21 @@ class Chaos:
         assert not storm.wrong, f"chaos --seed {seed}: {', '.join(said)}: {storm.wrong[:3]}"
         return ", ".join(said)
 
+    def stop_each(self, seconds):
+        """Every member in turn is stopped under load and goes on after so long."""
+        for seed, name in enumerate(["router", *WORKERS]):
+            storm = Storm(self.members, self.asks, CONCURRENCY, seed)
+
+            def disturb(name=name):
+                self.members.signal(name, signal.SIGSTOP)
+                time.sleep(seconds)
+                self.members.signal(name, signal.SIGCONT)
+            storm.run(N_REQUESTS, disturb)
+            self.members.wait_ready()
+            self.members.wait_idle()
+            assert not storm.wrong, f"chaos --stop {seconds}: {name}: {storm.wrong[:3]}"
+            print(f"chaos: {name} stood still for {seconds} s: {dict(storm.ends)}", flush=True)
+
     def close(self):
         for proxy in self.proxies.values():
             proxy.held = False
@@ -155,9 +171,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int)
     parser.add_argument("--minutes", type=float, default=1)
+    parser.add_argument("--stop", type=float)
     options = parser.parse_args()
-    chaos = Chaos()
+    chaos = Chaos(()) if options.stop else Chaos()
     try:
+        if options.stop:
+            chaos.stop_each(options.stop)
+            return
         until = time.monotonic() + 60 * options.minutes
         seed = options.seed or int(time.time())
         while True:
