@@ -34,8 +34,6 @@ struct bt_engine {
     _Atomic uint64_t n_steps;
     _Atomic uint64_t n_rows;
     _Atomic uint64_t busy_ns;
-    _Atomic int64_t step_began_ns;
-    _Atomic int64_t last_step_ns;
     /* n_moves << 32 | layer << 8 | phase, in one word: a reader sees what belongs together. */
     _Atomic uint64_t place;
 };
@@ -98,16 +96,12 @@ static void run_step(bt_engine *engine)
 {
     const bt_engine_scheduler *s = &engine->scheduler;
     const int64_t began_ns = bt_clock_now_ns();
-    atomic_store_explicit(&engine->step_began_ns, began_ns, memory_order_relaxed);
     move_to(engine, BT_ENGINE_PHASE_FORWARD, 0);
     const float *logits = bt_model_forward(engine->options.model, engine->batch,
                                            engine->options.pool, on_layer, engine);
     move_to(engine, BT_ENGINE_PHASE_RESULTS, 0);
     s->results(s->ctx, engine->batch, logits);
-    const int64_t ended_ns = bt_clock_now_ns();
-    atomic_store_explicit(&engine->step_began_ns, 0, memory_order_relaxed);
-    atomic_store_explicit(&engine->last_step_ns, ended_ns, memory_order_relaxed);
-    atomic_fetch_add_explicit(&engine->busy_ns, (uint64_t)(ended_ns - began_ns),
+    atomic_fetch_add_explicit(&engine->busy_ns, (uint64_t)(bt_clock_now_ns() - began_ns),
                               memory_order_relaxed);
     atomic_fetch_add_explicit(&engine->n_rows, engine->batch->n_rows, memory_order_relaxed);
     atomic_fetch_add_explicit(&engine->n_steps, 1, memory_order_relaxed);
@@ -236,8 +230,6 @@ void bt_engine_get_stats(bt_engine *engine, bt_engine_stats *out)
     out->n_steps = atomic_load_explicit(&engine->n_steps, memory_order_relaxed);
     out->n_rows = atomic_load_explicit(&engine->n_rows, memory_order_relaxed);
     out->busy_ns = atomic_load_explicit(&engine->busy_ns, memory_order_relaxed);
-    out->step_began_ns = atomic_load_explicit(&engine->step_began_ns, memory_order_relaxed);
-    out->last_step_ns = atomic_load_explicit(&engine->last_step_ns, memory_order_relaxed);
     const uint64_t place = atomic_load_explicit(&engine->place, memory_order_relaxed);
     out->phase = (bt_engine_phase)(place & 0xFF);
     out->layer = (uint32_t)(place >> 8) & 0xFFFFFF;

@@ -90,10 +90,8 @@ const char *bt_engine_phase_name(bt_engine_phase phase);
 /* What the thread is doing, for status, metrics and the watchdog. Any thread. */
 typedef struct bt_engine_stats {
     uint64_t n_steps;
-    uint64_t n_rows;       /* rows computed */
-    uint64_t busy_ns;      /* time inside steps */
-    int64_t step_began_ns; /* 0 between steps */
-    int64_t last_step_ns;  /* when the last step ended; 0: never */
+    uint64_t n_rows;  /* rows computed */
+    uint64_t busy_ns; /* time inside steps */
     bt_engine_phase phase;
     uint32_t layer;   /* FORWARD: layers that are done in this step */
     uint64_t n_moves; /* grows with each change of phase or layer: the same twice is no progress */

@@ -244,6 +244,9 @@ typedef struct bt_link_timeline {
     char peer[BT_LINK_NAME_MAX];
 } bt_link_timeline;
 
+/* 32 hex digits, as logs and `baton explain` show a request. */
+void bt_link_request_hex(bt_request_id id, char out[BT_HASH128_HEX_BYTES]);
+
 /* Whether `request` is that id in hex, or that label. */
 bool bt_link_is_request(const char *request, bt_request_id id, const char *label);
 

@@ -411,10 +411,15 @@ bool bt_link_put_pong(bt_link_outbox *outbox, uint64_t number)
 
 /* ---- explained ---- */
 
+void bt_link_request_hex(bt_request_id id, char out[BT_HASH128_HEX_BYTES])
+{
+    (void)snprintf(out, BT_HASH128_HEX_BYTES, "%016" PRIx64 "%016" PRIx64, id.hi, id.lo);
+}
+
 bool bt_link_is_request(const char *request, bt_request_id id, const char *label)
 {
     char hex[BT_HASH128_HEX_BYTES];
-    snprintf(hex, sizeof hex, "%016" PRIx64 "%016" PRIx64, id.hi, id.lo);
+    bt_link_request_hex(id, hex);
     return strcmp(request, hex) == 0 || (label[0] != '\0' && strcmp(request, label) == 0);
 }
 

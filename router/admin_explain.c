@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Admin.Explain: the question as a call, the explanation as a message. A call that ends before its
  * answer is there leaves the question running; its answer then goes nowhere. */
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,7 +43,7 @@ static double ms_of(uint64_t ns)
 
 static char *hex_of(bt_request_id id, char out[BT_HASH128_HEX_BYTES])
 {
-    snprintf(out, BT_HASH128_HEX_BYTES, "%016" PRIx64 "%016" PRIx64, id.hi, id.lo);
+    bt_link_request_hex(id, out);
     return out;
 }
 

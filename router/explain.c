@@ -3,7 +3,6 @@
  * by its session, and a worker that goes away or says nothing is given up with the tick. */
 #include "router/explain.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,7 +96,7 @@ static void ask_workers(const bt_router_explains *explains, const char *request,
     char words[BT_ROUTER_LABEL_MAX];
     if (q->explanation.has_request) {
         const bt_request_id id = q->explanation.request.id;
-        snprintf(words, sizeof words, "%016" PRIx64 "%016" PRIx64, id.hi, id.lo);
+        bt_link_request_hex(id, words);
     } else {
         snprintf(words, sizeof words, "%s", request);
     }

@@ -153,8 +153,7 @@ static void fill_request(bt_router_request *request, const bt_router_front_reque
     if (in->label != NULL) {
         snprintf(request->label, sizeof request->label, "%s", in->label);
     } else {
-        snprintf(request->label, sizeof request->label, "%016" PRIx64 "%016" PRIx64, request->id.hi,
-                 request->id.lo);
+        bt_link_request_hex(request->id, request->label);
     }
 }
 
