@@ -133,11 +133,11 @@ static int run(int argc, char **argv)
     }
     bt_error err = {""};
     const bt_config_list names = bt_config_arguments(config);
-    const bt_status status = names.n != 1
-                                 ? bt_error_set(&err, BT_EINVAL, "give the name of one worker")
-                                 : drain(&o, names.items[0], &err);
+    const bool is_usage = names.n != 1;
+    const bt_status status = is_usage ? bt_error_set(&err, BT_EINVAL, "give the name of one worker")
+                                      : drain(&o, names.items[0], &err);
     bt_config_destroy(config);
-    return status == BT_OK ? BT_CLI_OK : bt_cli_fail("drain", status, &err, status == BT_EINVAL);
+    return status == BT_OK ? BT_CLI_OK : bt_cli_fail("drain", status, &err, is_usage);
 }
 
 const bt_cli_command bt_cli_drain = {
