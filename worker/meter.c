@@ -65,6 +65,7 @@ enum {
     N_TOTALS = BT_ARRAY_LEN(totals),
     TIMES_MAX = 8,
     SAMPLES_FIRST = 4,
+    ROWS_MIN = 32,
 };
 
 typedef enum run_end {
@@ -210,7 +211,9 @@ static void update_times(bt_meter *meter, const bt_engine_stats *engine, uint64_
         meter->step_ns = blend(meter->step_ns, busy_ns / n_steps);
         bt_histogram_observe_ns(meter->step, (int64_t)(busy_ns / n_steps));
     }
-    if (prefill_tokens != meter->prefill_tokens && n_rows > 0) {
+    /* A step of few rows takes nearly as long as one of many, and would make a token look so slow
+     * that who is let in by these times never lets a long prompt show the truth. */
+    if (prefill_tokens != meter->prefill_tokens && n_rows >= n_steps * ROWS_MIN) {
         if (is_misled(&meter->n_prefill_samples, meter->prefill_token_ns, busy_ns / n_rows)) {
             meter->prefill_token_ns = 0;
             meter->prefill_rows = 0;

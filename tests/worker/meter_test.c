@@ -45,6 +45,22 @@ static void a_token_takes_the_mean_of_recent_ones(void **state)
     bt_meter_destroy(f.meter);
 }
 
+/* Most of their time is that of reading the weights. */
+static void short_prompts_alone_tell_nothing_of_a_long_one(void **state)
+{
+    (void)state;
+    fixture f = {0};
+    assert_int_equal(bt_meter_create(NULL, 8, &f.meter), BT_OK);
+    for (int i = 0; i < 50; i++) {
+        assert_int_equal(step(&f, 12, second_ns / 50), 0);
+    }
+    assert_int_equal(step(&f, 512, second_ns / 4), second_ns / 4 / 512);
+    for (int i = 0; i < 50; i++) {
+        assert_int_equal(step(&f, 12, second_ns / 50), second_ns / 4 / 512);
+    }
+    bt_meter_destroy(f.meter);
+}
+
 static void a_step_that_was_stopped_counts_as_a_slow_one(void **state)
 {
     (void)state;
@@ -81,6 +97,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_token_takes_the_mean_of_recent_ones),
+        cmocka_unit_test(short_prompts_alone_tell_nothing_of_a_long_one),
         cmocka_unit_test(a_step_that_was_stopped_counts_as_a_slow_one),
         cmocka_unit_test(a_first_step_that_was_stopped_is_forgotten_by_the_next),
     };
