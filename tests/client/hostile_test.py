@@ -257,7 +257,9 @@ class DamagedSessionsTest(unittest.TestCase):
             return all(n_descriptors(cls.members.processes[name].pid) <= n_fds for name, (n_fds, _) in cls.before.items())
         wait_for("descriptors as at the start", quiet, 20)
         for name, (_, rss) in cls.before.items():
-            case.assertLess(rss_bytes(cls.members.processes[name].pid) - rss, GROWTH_BYTES_MAX, name)
+            grown = rss_bytes(cls.members.processes[name].pid) - rss
+            print(f"{name}: memory grew by {grown / MB:.1f} MiB", file=sys.stderr)
+            case.assertLess(grown, GROWTH_BYTES_MAX, name)
             client = http.client.HTTPConnection(*split(cls.members.admin(name)[len("http://"):]), timeout=TIMEOUT_S)
             client.request("GET", "/metrics")
             prometheus.parse(client.getresponse().read().decode())
