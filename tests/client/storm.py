@@ -21,7 +21,7 @@ import time
 import grpc
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from members import TIMEOUT_S, Members, generate, n_descriptors, pb, rss_bytes, tokens_of, wait_for  # noqa: E402
+from members import TIMEOUT_S, Members, generate, get, n_descriptors, pb, rss_bytes, tokens_of, wait_for  # noqa: E402
 
 N_VOCAB = 256  # ids that every tiny model has
 N_ASKS = 60
@@ -139,11 +139,15 @@ def restart_all(members, storm, waits):
 
 
 def check_router_log(members):
-    """Each request that came to the router has one end there."""
-    ends = collections.Counter(re.findall(r"request done: req=\S+ id=(\S+) client=", members.log("router")))
-    doubled = [request for request, n in ends.items() if n != 1]
-    assert ends and not doubled, f"of {len(ends)} requests these have more than one end: {doubled[:5]}"
-    return len(ends)
+    """Each request that came to the router has one end there, in the log and in the metrics."""
+    done = re.findall(r"request done: req=\S+ id=(\S+) client=\S+ end=(\S+) ", members.log("router"))
+    doubled = [request for request, n in collections.Counter(request for request, _ in done).items() if n != 1]
+    assert done and not doubled, f"of {len(done)} requests these have more than one end: {doubled[:5]}"
+    logged = collections.Counter(end for _, end in done)
+    _, text = get(members.admin("router") + "/metrics")
+    counted = {end: int(n) for end, n in re.findall(r'^baton_router_requests_total\{end="(\w+)"\} (\d+)$', text, re.M)}
+    assert {end: n for end, n in counted.items() if n > 0} == logged, f"the metrics say {counted}, the log {logged}"
+    return len(done)
 
 
 def run(n_requests, concurrency, batch, kills, seed, say=print):
