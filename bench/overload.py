@@ -267,6 +267,7 @@ def read_options():
     p.add_argument("--t1", type=float, default=0, help="ms; measured if not given")
     p.add_argument("--d1", type=float, default=0, help="ms; measured if not given")
     p.add_argument("--capacity", type=float, default=0, help="requests/s; looked for if not given")
+    p.add_argument("--first-rate", type=float, default=0, help="requests/s that the search begins with; guessed from T1 if not given")
     p.add_argument("--worker", nargs="*", default=[], help="further options of both workers")
     p.add_argument("--json", help="file for the results")
     p.add_argument("--quick", action="store_true", help="10 s runs, one round, few connections: does it work?")
@@ -295,7 +296,8 @@ def main():
     cluster = Cluster(o, "--ttft-max", f"{round(limits[0])}ms", "--tpot-max", f"{max(1, round(limits[1]))}ms")
     try:
         Load(cluster, 0.5, 8, 1).result()  # the workers' times are known from here on
-        capacity = o.capacity or find_capacity(cluster, o.probe_seconds, limits, 0.8 * 1024 / t1 * 1000 / 300)
+        capacity = o.capacity or find_capacity(cluster, o.probe_seconds, limits,
+                                               o.first_rate or 0.8 * 1024 / t1 * 1000 / 300)
         say(f"capacity {capacity:.3f} requests/s")
         overload = run_overload(cluster, capacity, limits, o)
         crowd = run_crowd(cluster, capacity, o)
