@@ -403,11 +403,10 @@ static bt_status start_router(router_process *r, bt_error *err)
         return bt_error_set(err, BT_EINVAL, "a router serves %d models at most",
                             BT_ROUTER_MODELS_MAX);
     }
-    if (!bt_name_is_valid(o->name, BT_LINK_NAME_MAX)) {
-        return bt_error_set(err, BT_EINVAL, "--name has 1 to %d " BT_NAME_ALPHABET,
-                            BT_LINK_NAME_MAX - 1);
+    bt_status status = bt_name_check("--name", o->name, BT_LINK_NAME_MAX, err);
+    if (status == BT_OK) {
+        status = check_doors(r, err);
     }
-    bt_status status = check_doors(r, err);
     if (status != BT_OK) {
         return status;
     }

@@ -354,9 +354,11 @@ static bt_status check_options(const worker_options *o, bt_error *err)
     if (strlen(o->model) >= sizeof((worker_process *)NULL)->model_path) {
         return bt_error_set(err, BT_EINVAL, "--model: the path is too long");
     }
-    if (o->name != NULL && !bt_name_is_valid(o->name, BT_LINK_NAME_MAX)) {
-        return bt_error_set(err, BT_EINVAL, "--name has 1 to %d " BT_NAME_ALPHABET,
-                            BT_LINK_NAME_MAX - 1);
+    if (o->name != NULL) {
+        const bt_status status = bt_name_check("--name", o->name, BT_LINK_NAME_MAX, err);
+        if (status != BT_OK) {
+            return status;
+        }
     }
     if (o->kv_socket != NULL && strlen(o->kv_socket) >= BT_KV_ADDRESS_BYTES) {
         return bt_error_set(err, BT_EINVAL, "--kv-socket has %d characters at most",

@@ -9,11 +9,14 @@
 #ifndef BT_COMMON_NAME_H
 #define BT_COMMON_NAME_H
 
-#include "common/base.h"
+#include "common/status.h"
 
-#define BT_NAME_ALPHABET "letters, digits, '-', '_' or '.'"
-
-/* 1 to capacity - 1 of BT_NAME_ALPHABET (ASCII)? */
+/* 1 to capacity - 1 letters, digits, '-', '_' or '.', in ASCII? */
 bool bt_name_is_valid(const char *name, size_t capacity);
+
+/* BT_OK for such a name; else (NULL, too) BT_EINVAL, and *err says what `what` ("--name") must be.
+ */
+BT_MUST_CHECK bt_status bt_name_check(const char *what, const char *name, size_t capacity,
+                                      bt_error *err);
 
 #endif /* BT_COMMON_NAME_H */

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "common/check.h"
-#include "common/name.h"
 #include "proto/link_wire_int.h"
 
 typedef Baton__Worker__V1__Event pb_event;
@@ -72,15 +71,12 @@ bool bt_link_get_hello(const Baton__Worker__V1__Hello *in, bt_link_hello *out,
     };
     /* The version first: a peer of another version may differ in all the rest. */
     if (out->protocol_version != BT_LINK_PROTOCOL_VERSION) {
-        if (bt_name_is_valid(in->name, sizeof out->kv.name)) {
-            (void)bt_link_get_text(in->name, out->kv.name, sizeof out->kv.name);
-        }
+        (void)bt_link_get_name(in->name, out->kv.name, sizeof out->kv.name);
         return true;
     }
     return in->role >= BATON__WORKER__V1__ROLE__ROLE_PREFILL &&
            in->role <= BATON__WORKER__V1__ROLE__ROLE_BOTH &&
-           bt_name_is_valid(in->name, sizeof out->kv.name) &&
-           bt_link_get_text(in->name, out->kv.name, sizeof out->kv.name) &&
+           bt_link_get_name(in->name, out->kv.name, sizeof out->kv.name) &&
            bt_link_get_text(in->kernels, out->kernels, sizeof out->kernels) &&
            bt_link_get_text(in->model, out->model, sizeof out->model) &&
            bt_link_get_text(in->kv_tcp, out->kv.kv_tcp, sizeof out->kv.kv_tcp) &&

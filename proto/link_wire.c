@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "common/name.h"
+
 bt_link_pb_id bt_link_make_id(bt_request_id id, uint32_t attempt)
 {
     bt_link_pb_id out = BATON__WORKER__V1__REQUEST_ID__INIT;
@@ -31,6 +33,11 @@ bool bt_link_get_text(const char *in, char *out, size_t capacity)
     }
     memcpy(out, in, len + 1);
     return true;
+}
+
+bool bt_link_get_name(const char *in, char *out, size_t capacity)
+{
+    return bt_name_is_valid(in, capacity) && bt_link_get_text(in, out, capacity);
 }
 
 bool bt_link_get_exactly(ProtobufCBinaryData in, uint8_t *out, size_t n)

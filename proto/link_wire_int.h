@@ -18,6 +18,7 @@ char *bt_link_make_text(const char *text);
 
 /* false: it does not fit, or is not exactly so long. */
 bool bt_link_get_text(const char *in, char *out, size_t capacity);
+bool bt_link_get_name(const char *in, char *out, size_t capacity); /* or it is no name (name.h) */
 bool bt_link_get_exactly(ProtobufCBinaryData in, uint8_t *out, size_t n);
 bool bt_link_get_bytes(ProtobufCBinaryData in, uint8_t out[BT_LINK_ID_BYTES]);
 

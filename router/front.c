@@ -144,10 +144,8 @@ bt_status bt_router_front_check(const bt_router_front_request *request, bt_error
     if (status == BT_OK) {
         status = check_length("cache_salt", request->cache_salt_len, BT_ROUTER_SALT_BYTES_MAX, err);
     }
-    if (status == BT_OK && request->label != NULL &&
-        !bt_name_is_valid(request->label, BT_ROUTER_LABEL_MAX)) {
-        status = bt_error_set(err, BT_EINVAL, "x-request-id must be 1 to %d " BT_NAME_ALPHABET,
-                              BT_ROUTER_LABEL_MAX - 1);
+    if (status == BT_OK && request->label != NULL) {
+        status = bt_name_check("x-request-id", request->label, BT_ROUTER_LABEL_MAX, err);
     }
     return status;
 }

@@ -146,13 +146,14 @@ static void read_label(bt_router_http_call *call, const char *label)
     if (label == NULL) {
         return;
     }
-    if (bt_name_is_valid(label, BT_ROUTER_LABEL_MAX)) {
+    bt_error err;
+    const bt_status status = bt_name_check("x-request-id", label, BT_ROUTER_LABEL_MAX, &err);
+    if (status == BT_OK) {
         (void)snprintf(call->label, sizeof call->label, "%s", label);
         call->has_label = true;
     } else if (call->status == BT_OK) {
-        call->status = bt_error_set(&call->error.text, BT_EINVAL,
-                                    "x-request-id must be 1 to %d letters, digits, '-', '_' or '.'",
-                                    BT_ROUTER_LABEL_MAX - 1);
+        call->status = status;
+        call->error.text = err;
     }
 }
 

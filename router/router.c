@@ -262,11 +262,8 @@ static bt_status check_options(const bt_router_options *o, bt_error *err)
             return status;
         }
     }
-    if (o->name != NULL && !bt_name_is_valid(o->name, BT_LINK_NAME_MAX)) {
-        return bt_error_set(err, BT_EINVAL, "a router's name has 1 to %d " BT_NAME_ALPHABET,
-                            BT_LINK_NAME_MAX - 1);
-    }
-    return BT_OK;
+    return o->name == NULL ? BT_OK
+                           : bt_name_check("a router's name", o->name, BT_LINK_NAME_MAX, err);
 }
 
 static bt_status read_models(bt_router *router, bt_error *err)

@@ -76,9 +76,9 @@ void bt_worker_size_model(const bt_worker_options *options, bt_model_options *mo
 
 static bt_status check_options(const bt_worker_options *o, bt_error *err)
 {
-    if (o->name == NULL || !bt_name_is_valid(o->name, BT_LINK_NAME_MAX)) {
-        return bt_error_set(err, BT_EINVAL, "a worker's name has 1 to %d " BT_NAME_ALPHABET,
-                            BT_LINK_NAME_MAX - 1);
+    const bt_status status = bt_name_check("a worker's name", o->name, BT_LINK_NAME_MAX, err);
+    if (status != BT_OK) {
+        return status;
     }
     if (o->n_routers == 0 || o->n_routers > BT_LINK_ROUTERS_MAX) {
         return bt_error_set(err, BT_EINVAL, "a worker needs 1 to %d router addresses",
