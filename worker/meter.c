@@ -65,7 +65,7 @@ enum {
     N_TOTALS = BT_ARRAY_LEN(totals),
     TIMES_MAX = 8,
     SAMPLES_FIRST = 4,
-    ROWS_MIN = 32,
+    ROWS_MANY = 32,
 };
 
 typedef enum run_end {
@@ -102,6 +102,7 @@ struct bt_meter {
     uint64_t step_ns;
     uint64_t last_step_ns;
     uint64_t prefill_token_ns;
+    uint32_t rows_min;       /* of a step that tells what a prompt token takes */
     uint32_t n_step_samples; /* up to SAMPLES_FIRST */
     uint32_t n_prefill_samples;
     /* of recent steps with prompts, older ones weighing less; and their time */
@@ -213,7 +214,7 @@ static void update_times(bt_meter *meter, const bt_engine_stats *engine, uint64_
     }
     /* A step of few rows takes nearly as long as one of many, and would make a token look so slow
      * that who is let in by these times never lets a long prompt show the truth. */
-    if (prefill_tokens != meter->prefill_tokens && n_rows >= n_steps * ROWS_MIN) {
+    if (prefill_tokens != meter->prefill_tokens && n_rows >= n_steps * meter->rows_min) {
         if (is_misled(&meter->n_prefill_samples, meter->prefill_token_ns, busy_ns / n_rows)) {
             meter->prefill_token_ns = 0;
             meter->prefill_rows = 0;
@@ -229,13 +230,15 @@ static void update_times(bt_meter *meter, const bt_engine_stats *engine, uint64_
     meter->prefill_tokens = prefill_tokens;
 }
 
-bt_status bt_meter_create(bt_metrics *metrics, uint32_t blocks_total, bt_meter **out)
+bt_status bt_meter_create(bt_metrics *metrics, uint32_t blocks_total, uint32_t rows_max,
+                          bt_meter **out)
 {
     bt_meter *meter = calloc(1, sizeof *meter);
     if (meter == NULL) {
         return BT_ENOMEM;
     }
     meter->blocks_total = blocks_total;
+    meter->rows_min = rows_max < ROWS_MANY ? rows_max : ROWS_MANY;
     if (metrics != NULL) {
         register_metrics(meter, metrics);
         register_runs(meter, metrics);

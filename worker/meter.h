@@ -17,8 +17,10 @@
 
 typedef struct bt_meter bt_meter;
 
-/* `metrics` may be NULL: load alone. `blocks_total`: of the pool. BT_ENOMEM. */
-BT_MUST_CHECK bt_status bt_meter_create(bt_metrics *metrics, uint32_t blocks_total, bt_meter **out);
+/* `metrics` may be NULL: load alone. `blocks_total`: of the pool. `rows_max`: that one prompt has
+ * in a step at most. BT_ENOMEM. */
+BT_MUST_CHECK bt_status bt_meter_create(bt_metrics *metrics, uint32_t blocks_total,
+                                        uint32_t rows_max, bt_meter **out);
 void bt_meter_destroy(bt_meter *meter);
 
 /* Whether the watchdog takes the engine for stuck. */

@@ -136,7 +136,9 @@ static bt_status make_memory(bt_worker *worker, bt_error *err)
             bt_run_table_create(o->requests_max, bt_worker_params(worker)->context, &worker->runs);
     }
     if (status == BT_OK) {
-        status = bt_meter_create(o->metrics, o->pool_blocks, &worker->meter);
+        status = bt_meter_create(o->metrics, o->pool_blocks,
+                                 o->chunk < o->token_budget ? o->chunk : o->token_budget,
+                                 &worker->meter);
     }
     if (status == BT_OK) {
         status =

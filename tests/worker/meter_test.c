@@ -34,7 +34,7 @@ static void a_token_takes_the_mean_of_recent_ones(void **state)
 {
     (void)state;
     fixture f = {0};
-    assert_int_equal(bt_meter_create(NULL, 8, &f.meter), BT_OK);
+    assert_int_equal(bt_meter_create(NULL, 8, 64, &f.meter), BT_OK);
     assert_int_equal(step(&f, 100, second_ns), second_ns / 100);
     assert_int_equal(step(&f, 100, second_ns), second_ns / 100);
     uint64_t token_ns = 0;
@@ -50,7 +50,7 @@ static void short_prompts_alone_tell_nothing_of_a_long_one(void **state)
 {
     (void)state;
     fixture f = {0};
-    assert_int_equal(bt_meter_create(NULL, 8, &f.meter), BT_OK);
+    assert_int_equal(bt_meter_create(NULL, 8, 64, &f.meter), BT_OK);
     for (int i = 0; i < 50; i++) {
         assert_int_equal(step(&f, 12, second_ns / 50), 0);
     }
@@ -59,13 +59,19 @@ static void short_prompts_alone_tell_nothing_of_a_long_one(void **state)
         assert_int_equal(step(&f, 12, second_ns / 50), second_ns / 4 / 512);
     }
     bt_meter_destroy(f.meter);
+    /* Where long prompts come in pieces of 16, such a step is all that there is. */
+    f = (fixture){0};
+    assert_int_equal(bt_meter_create(NULL, 8, 16, &f.meter), BT_OK);
+    assert_int_equal(step(&f, 12, second_ns / 50), 0);
+    assert_int_equal(step(&f, 16, second_ns / 50), second_ns / 50 / 16);
+    bt_meter_destroy(f.meter);
 }
 
 static void a_step_that_was_stopped_counts_as_a_slow_one(void **state)
 {
     (void)state;
     fixture f = {0};
-    assert_int_equal(bt_meter_create(NULL, 8, &f.meter), BT_OK);
+    assert_int_equal(bt_meter_create(NULL, 8, 64, &f.meter), BT_OK);
     uint64_t before_ns = 0;
     for (int i = 0; i < 50; i++) {
         before_ns = step(&f, 100, second_ns / 10);
@@ -84,7 +90,7 @@ static void a_first_step_that_was_stopped_is_forgotten_by_the_next(void **state)
 {
     (void)state;
     fixture f = {0};
-    assert_int_equal(bt_meter_create(NULL, 8, &f.meter), BT_OK);
+    assert_int_equal(bt_meter_create(NULL, 8, 64, &f.meter), BT_OK);
     (void)step(&f, 100, 100 * second_ns);
     assert_int_equal(step(&f, 100, second_ns / 10), second_ns / 1000);
     bt_link_load load;
