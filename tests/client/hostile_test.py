@@ -225,7 +225,7 @@ class DamagedSessionsTest(unittest.TestCase):
                                    headers={"authorization": "Bearer x"})
                     client.getresponse().read()
                     client.close()
-            self.attack(admin, recorder.sessions, -(-SESSIONS // 3), 24)
+            self.attack(admin, recorder.sessions, SESSIONS, 24)
 
     def test_damaged_requests_to_the_http_door_harm_nobody(self):
         door = split(self.members.http)

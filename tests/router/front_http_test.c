@@ -80,9 +80,9 @@ static http_client *post(rig *r, const char *body)
     return post_to(r, "/v1/completions", body);
 }
 
-static bool has_come(void *ctx)
+/* Takes what has come; true: the client's reply is at its end. */
+static bool take_reply(http_client *c)
 {
-    http_client *c = ctx;
     while (!c->ended) {
         const ssize_t n = recv(c->fd, c->reply + c->n, sizeof c->reply - 1 - c->n, MSG_DONTWAIT);
         if (n < 0) {
@@ -93,7 +93,13 @@ static bool has_come(void *ctx)
         assert_true(c->n < sizeof c->reply - 1);
     }
     c->reply[c->n] = '\0';
-    return c->awaited == NULL ? c->ended : c->ended || strstr(c->reply, c->awaited) != NULL;
+    return c->ended;
+}
+
+static bool has_come(void *ctx)
+{
+    http_client *c = ctx;
+    return take_reply(c) || (c->awaited != NULL && strstr(c->reply, c->awaited) != NULL);
 }
 
 /* Waits for a part of the answer. */
@@ -113,16 +119,13 @@ static bool has_text(void *ctx)
     http_client *c = ctx;
     char text[64] = "";
     size_t n = 0;
-    const char *awaited = c->awaited;
-    c->awaited = NULL;
-    const bool ended = has_come(c);
-    c->awaited = awaited;
+    const bool ended = take_reply(c);
     for (const char *at = strstr(c->reply, before); at != NULL; at = strstr(at, before)) {
         at += sizeof before - 1;
         n += (size_t)snprintf(text + n, sizeof text - n, "%.*s", (int)strcspn(at, "\""), at);
         assert_true(n < sizeof text);
     }
-    return ended || strncmp(text, awaited, strlen(awaited)) == 0;
+    return ended || strncmp(text, c->awaited, strlen(c->awaited)) == 0;
 }
 
 static void hear_text(http_client *c, const char *text)
