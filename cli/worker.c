@@ -96,7 +96,8 @@ static const bt_config_option options_table[] = {
      .type = BT_CONFIG_STRING,
      .group = "What it does",
      .placeholder = "NAME",
-     .help = "Name in status, logs and replies, unique in the cluster; ROLE-HOST-PID if not given.",
+     .help = "Name in status, logs and replies, unique in the cluster: letters, digits, '-', '_' "
+             "or '.'; ROLE-HOST-PID if not given.",
      .offset = FIELD(name)},
     {.name = "kernels",
      .type = BT_CONFIG_STRING,
@@ -334,10 +335,11 @@ static void fill_names(worker_process *w)
     if (o->name != NULL && o->name[0] != '\0') {
         snprintf(w->name, sizeof w->name, "%s", o->name);
     } else {
-        char host[24] = "host";
+        char host[24] = "";
         (void)gethostname(host, sizeof host - 1);
         host[sizeof host - 1] = '\0';
-        snprintf(w->name, sizeof w->name, "%s-%s-%d", roles[o->role], host, (int)getpid());
+        snprintf(w->name, sizeof w->name, "%s-%s-%d", roles[o->role],
+                 bt_name_is_valid(host, sizeof host) ? host : "host", (int)getpid());
     }
     if (o->kv_socket == NULL || o->kv_socket[0] == '\0') {
         snprintf(w->kv_socket, sizeof w->kv_socket, "@baton-kv-%d", (int)getpid());
@@ -354,7 +356,7 @@ static bt_status check_options(const worker_options *o, bt_error *err)
     if (strlen(o->model) >= sizeof((worker_process *)NULL)->model_path) {
         return bt_error_set(err, BT_EINVAL, "--model: the path is too long");
     }
-    if (o->name != NULL) {
+    if (o->name != NULL && o->name[0] != '\0') {
         const bt_status status = bt_name_check("--name", o->name, BT_LINK_NAME_MAX, err);
         if (status != BT_OK) {
             return status;

@@ -16,6 +16,7 @@
 #include "common/file.h"
 #include "common/hash.h"
 #include "common/log.h"
+#include "common/name.h"
 
 enum {
     FILE_BYTES_MAX = 2 << 20,
@@ -56,13 +57,6 @@ struct bt_keys {
 };
 
 /* ---- parsing ---- */
-
-static bool is_name(const char *text)
-{
-    const size_t len = strlen(text);
-    return len > 0 && len < BT_KEYS_NAME_MAX &&
-           strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == len;
-}
 
 static bool is_secret(const char *text)
 {
@@ -149,17 +143,16 @@ static bt_status parse_line(char *line, key_set *set, bt_error *err)
     if (n == 1 || n == WORDS_MAX) {
         return bt_error_set(err, BT_EINVAL, "a line is: NAME SECRET [share | metrics]");
     }
-    if (!is_name(words[0])) {
-        return bt_error_set(err, BT_EINVAL,
-                            "the name must be 1 to %d letters, digits, '-', '_' or '.'",
-                            BT_KEYS_NAME_MAX - 1);
+    bt_status status = bt_name_check("the name", words[0], BT_KEYS_NAME_MAX, err);
+    if (status != BT_OK) {
+        return status;
     }
     if (set->n == BT_KEYS_MAX) {
         return bt_error_set(err, BT_EINVAL, "there are more than %d keys", BT_KEYS_MAX);
     }
     entry e = {.role = ROLE_CLIENT};
     snprintf(e.name, sizeof e.name, "%s", words[0]);
-    bt_status status = parse_secret(words[1], &e.hash, err);
+    status = parse_secret(words[1], &e.hash, err);
     if (status == BT_OK && n == 3) {
         status = parse_role(words[2], &e.role, err);
     }

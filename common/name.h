@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* name.h - names that others choose: of workers, routers, requests.
+/* name.h - names that others choose and that are shown as they are.
  *
  * They stand unquoted in log lines, tables, commands and headers, so their alphabet is a small one.
  *

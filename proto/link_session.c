@@ -27,7 +27,7 @@
 #include "common/clock.h"
 #include "common/hash.h"
 #include "common/log.h"
-#include "common/name.h"
+#include "proto/link_wire_int.h"
 
 enum {
     UNREACHED_MS = 5000, /* without a connection for so long: said once */
@@ -277,10 +277,9 @@ static bool take_welcome(bt_link_session *s, const Baton__Worker__V1__Welcome *i
 {
     if (s->state != BT_LINK_SESSION_DIALING || !s->proved ||
         in->protocol_version != BT_LINK_PROTOCOL_VERSION ||
-        !bt_name_is_valid(in->router_name, sizeof s->router_name)) {
+        !bt_link_get_name(in->router_name, s->router_name, sizeof s->router_name)) {
         return false;
     }
-    snprintf(s->router_name, sizeof s->router_name, "%s", in->router_name);
     s->silence_ns =
         (int64_t)(in->silence_ms > 0 ? in->silence_ms : BT_LINK_SILENCE_MS) * BT_LINK_NS_PER_MS;
     s->state = BT_LINK_SESSION_UP;

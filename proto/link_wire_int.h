@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* link_wire_int.h - fields of worker.proto's messages, for link_events.c and link_commands.c.
+/* link_wire_int.h - fields of worker.proto's messages, for link_events.c, link_commands.c
+ * and link_session.c.
  *
  * What is made borrows from its argument; what is got is copied.
  *

@@ -4,7 +4,6 @@
 #include "router/front.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 #include "common/name.h"
 

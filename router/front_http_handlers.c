@@ -146,14 +146,13 @@ static void read_label(bt_router_http_call *call, const char *label)
     if (label == NULL) {
         return;
     }
-    bt_error err;
-    const bt_status status = bt_name_check("x-request-id", label, BT_ROUTER_LABEL_MAX, &err);
+    bt_error *err = call->status == BT_OK ? &call->error.text : NULL; /* the first one is told */
+    const bt_status status = bt_name_check("x-request-id", label, BT_ROUTER_LABEL_MAX, err);
     if (status == BT_OK) {
         (void)snprintf(call->label, sizeof call->label, "%s", label);
         call->has_label = true;
     } else if (call->status == BT_OK) {
         call->status = status;
-        call->error.text = err;
     }
 }
 

@@ -132,10 +132,15 @@ static int tear_down(void **state)
 /* ---- messages ---- */
 
 /* A second hello: the first one was by_hand_attach()'s. */
-static size_t pack_hello(uint32_t version, uint8_t *out)
+static size_t pack_hello_of(const char *name, uint32_t version, uint8_t *out)
 {
     static const uint8_t nonce[BT_PROOF_NONCE_BYTES] = {1};
-    return by_hand_hello(BY_HAND_NAME, version, nonce, out);
+    return by_hand_hello(name, version, nonce, out);
+}
+
+static size_t pack_hello(uint32_t version, uint8_t *out)
+{
+    return pack_hello_of(BY_HAND_NAME, version, out);
 }
 
 static size_t pack_blocks(uint64_t number, int kind, size_t len, uint8_t *out)
@@ -230,14 +235,13 @@ static void other_protocol_version_is_refused_with_advice(void **state)
 /* Names stand unquoted in logs and tables. */
 static void worker_with_a_name_that_is_none_is_refused(void **state)
 {
-    static const uint8_t nonce[BT_PROOF_NONCE_BYTES] = {1};
     static const char *const names[] = {"",         "a worker", "w\" why=\"",
                                         "w\x1b[2J", "w\n",      "w\xC3\xA9"};
     fixture *f = *state;
     for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
-        uint8_t bytes[512];
+        uint8_t bytes[BY_HAND_BYTES];
         talk_start(&f->talk, &f->pair, BY_HAND_PATH);
-        talk_send(&f->talk, bytes, by_hand_hello(names[i], BT_LINK_PROTOCOL_VERSION, nonce, bytes));
+        talk_send(&f->talk, bytes, pack_hello_of(names[i], BT_LINK_PROTOCOL_VERSION, bytes));
         talk_wait_done(&f->talk);
         assert_int_equal(f->talk.code, BT_RPC_INVALID_ARGUMENT);
         talk_free(&f->talk);
