@@ -197,9 +197,8 @@ typedef struct bt_link_load {
     uint64_t bytes_pulled;
     uint64_t pulls_failed;
     uint64_t bytes_served;
-    uint64_t step_ns; /* mean of recent steps */
-    uint64_t
-        prefill_token_ns; /* of a prompt token, mean of recent steps of many rows; 0: unknown */
+    uint64_t step_ns;           /* mean of recent steps */
+    uint64_t prefill_token_ns;  /* of a prompt token, in recent steps; few rows count as more */
     uint64_t oldest_waiting_ns; /* age of the oldest queued request */
     bool draining;              /* takes nothing new */
     uint32_t requests_parked;   /* of requests_running: held for another worker to pull */

@@ -65,7 +65,7 @@ enum {
     N_TOTALS = BT_ARRAY_LEN(totals),
     TIMES_MAX = 8,
     SAMPLES_FIRST = 4,
-    ROWS_MANY = 32,
+    ROWS_MANY = 32, /* as a decode step's, whose time is mostly that of the weights */
 };
 
 typedef enum run_end {
@@ -102,7 +102,7 @@ struct bt_meter {
     uint64_t step_ns;
     uint64_t last_step_ns;
     uint64_t prefill_token_ns;
-    uint32_t rows_min;       /* of a step that tells what a prompt token takes */
+    uint32_t rows_min;       /* that a step with prompts counts as */
     uint32_t n_step_samples; /* up to SAMPLES_FIRST */
     uint32_t n_prefill_samples;
     /* of recent steps with prompts, older ones weighing less; and their time */
@@ -212,18 +212,20 @@ static void update_times(bt_meter *meter, const bt_engine_stats *engine, uint64_
         meter->step_ns = blend(meter->step_ns, busy_ns / n_steps);
         bt_histogram_observe_ns(meter->step, (int64_t)(busy_ns / n_steps));
     }
-    /* A step of few rows takes nearly as long as one of many, and would make a token look so slow
-     * that who is let in by these times never lets a long prompt show the truth. */
-    if (prefill_tokens != meter->prefill_tokens && n_rows >= n_steps * meter->rows_min) {
-        if (is_misled(&meter->n_prefill_samples, meter->prefill_token_ns, busy_ns / n_rows)) {
+    if (prefill_tokens != meter->prefill_tokens) {
+        /* A step of few rows takes nearly as long as one of more, and would make a token look so
+         * slow that who is let in by these times never lets a long prompt show the truth. */
+        const uint64_t n_counted =
+            n_rows > n_steps * meter->rows_min ? n_rows : n_steps * meter->rows_min;
+        if (is_misled(&meter->n_prefill_samples, meter->prefill_token_ns, busy_ns / n_counted)) {
             meter->prefill_token_ns = 0;
             meter->prefill_rows = 0;
             meter->prefill_busy_ns = 0;
         }
         /* Weighed by rows: a step of few rows costs much for each, and says little of the next. */
-        meter->prefill_rows += (double)n_rows - meter->prefill_rows / 16;
+        meter->prefill_rows += (double)n_counted - meter->prefill_rows / 16;
         meter->prefill_busy_ns +=
-            trusted_busy_ns(meter, n_rows, busy_ns) - meter->prefill_busy_ns / 16;
+            trusted_busy_ns(meter, n_counted, busy_ns) - meter->prefill_busy_ns / 16;
         meter->prefill_token_ns = (uint64_t)(meter->prefill_busy_ns / meter->prefill_rows);
     }
     meter->engine = *engine;
