@@ -87,7 +87,9 @@ class Bystander:
                     self.failures.append(f"stream {self.streams}: {tokens} instead of {self.expected}")
                 self.streams += 1
             except grpc.RpcError as error:
-                if replies or not self.sends_again or error.code() != grpc.StatusCode.UNAVAILABLE:
+                if not replies and self.sends_again and error.code() == grpc.StatusCode.UNAVAILABLE:
+                    self.done.wait(0.05)
+                else:
                     self.failures.append(f"stream {self.streams}: {error.code()} {error.details()}")
 
     def close(self):

@@ -229,7 +229,8 @@ class UpTest(unittest.TestCase):
         for arguments in (["nothing"], ["up", "--nothing"], ["up"], ["up", "--prefill", "-1", "--model", "x"],
                           ["worker", "--role", "cook"], ["worker"], ["router"], ["worker", "--model", "x", "--chunk", "17"],
                           ["worker", "--model", "x", "--router", "7071"], ["bench", "nothing"], ["drain"],
-                          ["router", "--model", "x", "--name", "a b"], ["worker", "--model", "x", "--name", "a\x1b[2J"]):
+                          ["router", "--model", "x", "--name", "a b"],
+                          ["worker", "--model", "x", "--name", "a\x1b[2J"]):
             with self.subTest(" ".join(arguments)):
                 done = run_baton(*arguments)
                 self.assertEqual(done.returncode, 2, done.stderr)
@@ -397,11 +398,7 @@ class DeathTest(unittest.TestCase):
 
     def test_restarted_router_knows_its_workers_again(self):
         members = self.start({"p": "prefill", "d": "decode"}, "--no-local-prefill")
-        members.kill("router")
-        ports = [address.rsplit(":", 1)[1] for address in (members.address, members.attach)]
-        members.start("router", "router", "--model", members.model, "--listen", f"127.0.0.1:{ports[0]}", "--attach",
-                      f"127.0.0.1:{ports[1]}", "--http", "none")
-        members.wait_ready()
+        members.restart_router()
         self.assertEqual(len(tokens_of(generate(members.stub, pb.GenerateRequest(
             text="hi", sampling=pb.Sampling(max_tokens=9, ignore_eos=True)), wait_for_ready=True))), 9)
         members.close_clean(self)

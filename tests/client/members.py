@@ -96,6 +96,13 @@ class Members:
             self.close()
             raise
 
+    def restart_router(self):
+        """Kills it; another one takes its addresses, and finds the workers again."""
+        self.kill("router")
+        self.start("router", "router", "--model", self.model, "--listen", self.address, "--attach", self.attach, "--http",
+                   "none")
+        self.wait_ready()
+
     def start(self, name, *arguments):
         with open(self.log_path(name), "wb") as log:
             self.processes[name] = subprocess.Popen([baton(), *arguments], stdin=subprocess.DEVNULL, stdout=log,

@@ -163,10 +163,16 @@ class CountersTest(unittest.TestCase):
     def test_living_requests_show_by_state_and_their_end_is_counted(self):
         members = start(self)
         call = members.stub.Generate(ask(prompt(1, 20), 900), timeout=TIMEOUT_S)
-        next(call)
+        replies = [next(call)]
+        while len(tokens_of(replies)) < 2:  # the first is the prefill worker's
+            replies.append(next(call))
+        members.signal("d", signal.SIGSTOP)  # it would soon be through
+        self.addCleanup(members.signal, "d", signal.SIGCONT)
         wait_for("a decoding request", lambda: Reader(members, "router")("requests", state="decoding") == 1)
         self.assertEqual(Reader(members, "router")("requests_running"), 1)
         call.cancel()
+        wait_for("its end", lambda: Reader(members, "router")("requests_total", end="cancelled") == 1)
+        members.signal("d", signal.SIGCONT)
         members.wait_idle()
         router, d = Reader(members, "router"), Reader(members, "d")
         self.assertEqual(router("requests_total", end="cancelled"), 1)
@@ -284,11 +290,7 @@ class ExplainTest(unittest.TestCase):
         members = start(self)
         self.generate(members, "before", prompt(1, 40), 5)
         members.wait_idle()
-        members.kill("router")
-        ports = [address.rsplit(":", 1)[1] for address in (members.address, members.attach)]
-        members.start("router", "router", "--model", members.model, "--listen", f"127.0.0.1:{ports[0]}", "--attach",
-                      f"127.0.0.1:{ports[1]}", "--http", "none")
-        members.wait_ready()
+        members.restart_router()
         text = self.explain(members, "before")
         self.assertIn("this router does not know it; its workers do", text)
         self.assertEqual({where for _, where, _ in self.moments(text)}, {"p prefill", "d decode"})

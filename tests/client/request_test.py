@@ -219,9 +219,9 @@ class EndTest(unittest.TestCase):
     def test_deadline_ends_the_request_and_frees_its_blocks(self):
         for i in range(20):  # it may be through before it is stopped
             call = members.stub.Generate(ask("x" * 30 + str(i), max_tokens=900), timeout=1)
-            next(call)
-            members.signal("d", signal.SIGSTOP)
             try:
+                next(call)
+                members.signal("d", signal.SIGSTOP)
                 list(call)
             except grpc.RpcError as error:
                 self.assertEqual(error.code(), grpc.StatusCode.DEADLINE_EXCEEDED)

@@ -139,7 +139,12 @@ def restart_all(members, storm, waits):
 
 
 def check_router_log(members):
-    """Each request that came to the router has one end there, in the log and in the metrics."""
+    """Each request that came to the router has one end there, in the log and in the metrics; none was refused unread."""
+
+    def is_idle():
+        router = members.status().router
+        return router.requests_running + router.requests_queued == 0
+    wait_for("the router's last ends", is_idle)
     done = re.findall(r"request done: req=\S+ id=(\S+) client=\S+ end=(\S+) ", members.log("router"))
     doubled = [request for request, n in collections.Counter(request for request, _ in done).items() if n != 1]
     assert done and not doubled, f"of {len(done)} requests these have more than one end: {doubled[:5]}"
