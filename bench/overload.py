@@ -267,7 +267,7 @@ def read_options():
     p.add_argument("--t1", type=float, default=0, help="ms; measured if not given")
     p.add_argument("--d1", type=float, default=0, help="ms; measured if not given")
     p.add_argument("--capacity", type=float, default=0, help="requests/s; looked for if not given")
-    p.add_argument("--first-rate", type=float, default=0, help="that the search begins with; guessed from T1 if not given")
+    p.add_argument("--first-rate", type=float, default=0, help="where the search begins; guessed if not given")
     p.add_argument("--worker", nargs="*", default=[], help="further options of both workers")
     p.add_argument("--json", help="file for the results")
     p.add_argument("--quick", action="store_true", help="10 s runs, one round, few connections: does it work?")
