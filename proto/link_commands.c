@@ -260,7 +260,7 @@ static bool get_sampling(const Baton__Worker__V1__Sampling *in, bt_sampling *out
 static bool get_peer(const Baton__Worker__V1__Peer *in, bt_link_kv_peer *out)
 {
     *out = (bt_link_kv_peer){.incarnation = in->incarnation};
-    return bt_link_get_name(in->name, out->name, sizeof out->name) &&
+    return bt_link_get_text(in->name, out->name, sizeof out->name) &&
            bt_link_get_text(in->kv_tcp, out->kv_tcp, sizeof out->kv_tcp) &&
            bt_link_get_text(in->kv_unix, out->kv_unix, sizeof out->kv_unix) &&
            bt_link_get_bytes(in->boot_id, out->boot_id);
