@@ -403,10 +403,7 @@ static bt_status start_router(router_process *r, bt_error *err)
         return bt_error_set(err, BT_EINVAL, "a router serves %d models at most",
                             BT_ROUTER_MODELS_MAX);
     }
-    bt_status status = bt_name_check("--name", o->name, BT_LINK_NAME_MAX, err);
-    if (status == BT_OK) {
-        status = check_doors(r, err);
-    }
+    bt_status status = check_doors(r, err);
     if (status != BT_OK) {
         return status;
     }
@@ -494,7 +491,11 @@ static void stop(void *ctx, uint64_t grace_ms)
 
 static bt_status serve(router_process *r, bt_error *err)
 {
-    bt_status status = bt_process_init(&r->process, r->options.name, &r->options.process, err);
+    const char *name = r->options.name;
+    bt_status status = bt_name_check("--name", name, BT_LINK_NAME_MAX, err);
+    if (status == BT_OK) { /* the log bears it */
+        status = bt_process_init(&r->process, name, &r->options.process, err);
+    }
     if (status == BT_OK) {
         status = start_router(r, err);
     }

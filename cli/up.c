@@ -443,8 +443,19 @@ static bt_status tell_ready(const up_options *o, bt_error *err)
                             o->ready_file);
     }
     char path[PATH_BYTES];
-    (void)snprintf(path, sizeof path, "%s.new", o->ready_file);
-    FILE *file = fopen(path, "w");
+    const int n = snprintf(path, sizeof path, "%s.XXXXXX", o->ready_file);
+    if (n < 0 || (size_t)n >= sizeof path) {
+        return bt_error_set(err, BT_EIO, "cannot write --ready-file: its path is too long");
+    }
+    const int fd = mkstemp(path); /* a file of its own, whatever else is there */
+    if (fd < 0) {
+        return bt_error_set(err, BT_EIO, "cannot write --ready-file '%s': %s", o->ready_file,
+                            strerror(errno));
+    }
+    FILE *file = fchmod(fd, 0644) == 0 ? fdopen(fd, "w") : NULL;
+    if (file == NULL) {
+        (void)close(fd);
+    }
     bool written = file != NULL && fprintf(file, "%s\n%s\n%s\n", o->listen, o->attach,
                                            o->http != NULL ? o->http : "") > 0;
     written = file != NULL && fclose(file) == 0 && written;

@@ -270,16 +270,37 @@ class UpTest(unittest.TestCase):
             places = [os.path.join(folder, name) for name in ("a-folder", "a-pipe", "missing/file")]
             os.mkdir(places[0])
             os.mkfifo(places[1])
+            precious = os.path.join(folder, "precious")  # what is left of a path that is cut
+            with open(precious, "w", encoding="ascii") as file:
+                file.write("kept")
+            places.append(folder + "/" * (4095 - len(precious) + 1) + "preciousXXXX")
             before = sorted(os.listdir(folder))
             for place in places:
                 with self.subTest(place):
                     done = run_baton("up", "--model", model, "--listen", "127.0.0.1:0", "--threads", "1",
                                      "--kv-pool-bytes", "16M", "--ready-file", place)
                     self.assertEqual(done.returncode, 1)
-                    self.assertIn(f"cannot write --ready-file '{place}'", done.stderr)
+                    self.assertIn("cannot write --ready-file" + (f" '{place}'" if len(place) < 200 else ""), done.stderr)
                     self.assertEqual(done.stdout, "")
                     self.assertEqual(sorted(os.listdir(folder)), before)
             self.assertTrue(stat.S_ISFIFO(os.stat(places[1]).st_mode))
+
+    def test_ready_file_takes_nobody_elses_place(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ready = os.path.join(folder, "ready")
+            victim = os.path.join(folder, "victim")
+            with open(victim, "w", encoding="ascii") as file:
+                file.write("kept")
+            os.symlink(victim, ready + ".new")
+            process = subprocess.Popen([baton(), "up", "--model", tiny_model("odd", folder), "--listen", "127.0.0.1:0", "--threads",
+                                        "1", "--kv-pool-bytes", "16M", "--ready-file", ready], stdout=subprocess.DEVNULL)
+            self.addCleanup(process.wait)
+            self.addCleanup(process.terminate)
+            wait_for("the ready file", lambda: os.path.exists(ready))
+            self.assertFalse(os.path.islink(ready))
+            with open(victim, encoding="ascii") as file:
+                self.assertEqual(file.read(), "kept")
+            self.assertTrue(os.path.islink(ready + ".new"))
 
     def test_drained_member_ends_the_cluster_with_the_reason(self):
         up = Up(self)
